@@ -626,8 +626,8 @@ class StreamConfig(KernelConfig):
     @property
     def meetings(self) -> tuple[Meeting, ...]:
         scaled = Meeting(SCALED, "PREPARE, INVERSE", "kE and qg of both chunks of the step are there")
-        joined = Meeting(JOINED, "PREPARE, INVERSE", "the step's tiles are there, but for zeros in place of TB_b")
-        return *meetings_of_makers(self), scaled, joined
+        there = "the step's tiles are there, all but lam_a lam_b, and zeros for TB_b"
+        return *meetings_of_makers(self), scaled, Meeting(JOINED, "PREPARE, INVERSE", there)
 
     def walks(self, segments: int) -> int:
         """CTAs that walk over one sequence and value head: all segments but the first have an M."""

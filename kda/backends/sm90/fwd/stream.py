@@ -14,32 +14,38 @@ nobody, so CTAs that walk always find what they wait for, on any number of SMs.
                 5         VALUES   rows of v, in pieces of 16 bytes
                 6         STORE    rows of o
 
+While INVERSE has the second chunk, its group joins what does not need that inverse, and requests the next step's first
+rows, to X and Y.  A second chunk's rows are requested to where its tile will be, when the step before has left it.
+
 Steps are made in the order of their numbers in walks, of all walks in turn; first groups make earlier ones than second
 groups, which begin when the first group of their CTA has made a chunk: so first steps are there sooner.
 
-  pipeline, barrier    arrivals                         waits                             says
+  pipeline, barrier    arrivals                         waits           says
   a CTA that makes tiles:
-  solved, each group   1 of INVERSE, a lane             PREPARE                           TB is there; it needs A_kk and
-                                                                                          b no more
-  taken, each group    1 of INVERSE, a lane             PREPARE                           the copy to memory has read
-                                                                                          the tiles
-  begun, each group    1 of PREPARE 0, a lane           PREPARE 1                         it has made a chunk
-  GROUP                256, of each group               PREPARE                           as at prepare's sync_threads;
-                                                                                          dt_bias is there; operands of
-                                                                                          pairs were read
-  GROUP_INVERSE        160, of each group               warps 0 to 3 of PREPARE, INVERSE  A_kk and A_qk are there
-  JOINED               288, of each group               PREPARE, INVERSE                  the step's tiles are there
-  GROUP_PRODUCT        192, of each group               warps 0 to 3, 6 and 7 of PREPARE  in blocks of 8 rows: Y was
-                                                                                          read, where 6 and 7 write
-  WHOLE_GROUP_INVERSE  288, of each group               PREPARE, INVERSE                  in blocks of 8 rows: all but
-                                                                                          TB is there, for INVERSE
+  solved, each group   1 of INVERSE, a lane             PREPARE         TB is there; it needs A_kk and b no more
+  taken, each group    1 of INVERSE, a lane             PREPARE         the copy to memory has read the tiles
+  begun, each group    1 of PREPARE 0, a lane           PREPARE 1       it has made a chunk
+  GROUP                256, of each group               PREPARE         as at prepare's sync_threads; dt_bias is there;
+                                                                        operands of pairs were read
+  GROUP_INVERSE        160, of each group               warps 0 to 3    A_kk and A_qk are there
+                                                        of PREPARE,
+                                                        INVERSE
+  SCALED               288, of each group               PREPARE,        kE and qg of both chunks of the step are there
+                                                        INVERSE
+  JOINED               288, of each group               PREPARE,        the step's tiles are there, all but lam_a lam_b,
+                                                        INVERSE         and zeros for TB_b
+  GROUP_PRODUCT        192, of each group               warps 0 to 3,   in blocks of 8 rows: Y was read, where 6 and 7
+                                                        6 and 7 of      write
+                                                        PREPARE
+  WHOLE_GROUP_INVERSE  288, of each group               PREPARE,        in blocks of 8 rows: all but TB is there, for
+                                                        INVERSE         INVERSE
   a CTA that walks:
-  full, each stage     1 of LOAD with the bytes of the  CHAIN                             tiles and v are there
+  full, each stage     1 of LOAD with the bytes of the  CHAIN           tiles and v are there
                        copies; 32 of VALUES, each lane
                        with its pieces of v
-  read, each stage     4 of CHAIN, a lane of each warp  LOAD, VALUES                      both were read
-  written, each o      4 of CHAIN, a lane of each warp  STORE                             o is in shared memory
-  taken, each o        1 of STORE, a lane               CHAIN                             it was read
+  read, each stage     4 of CHAIN, a lane of each warp  LOAD, VALUES    both were read
+  written, each o      4 of CHAIN, a lane of each warp  STORE           o is in shared memory
+  taken, each o        1 of STORE, a lane               CHAIN           it was read
 
 A flag in memory, `ready`, says that the tiles of a step are there: INVERSE sets it.
 
@@ -122,7 +128,7 @@ def divisor(number):
     return Divisor(number, (Uint32(0xFFFFFFFF) // Uint32(number)).to(Int32))
 
 
-class Steps(NamedTuple):
+class AllSteps(NamedTuple):
     """All steps, if all sequences had T tokens, and what their numbers are divided by."""
 
     items: Any
@@ -152,8 +158,8 @@ class StreamMaker:
         self.c, self.struct, self.staged = config, config.group, config.staged
         self.team = MakerGroup()
         self.chunk = ChunkMaker(config.prepare, self.team, shared=True)
-        self.form, self.steps = form_of(config, self.chunk), StepJoiner(config.prepare.K, self.team, self.chunk.tensor_core)
-        self.tile = self.chunk.tile
+        self.form, self.tile = form_of(config, self.chunk), self.chunk.tile
+        self.steps = StepJoiner(config.prepare.K, self.team, self.chunk.tensor_core)
 
     def work_of(self, shared, group):
         """Where a group works."""
@@ -163,32 +169,31 @@ class StreamMaker:
 
     def of_half(self, work, half):
         """Where a group works at a chunk of its step: requested rows of the second one lie where its tile will be."""
-        to_KQ, to_KG = self.tile.bytes - self.struct.X.offset, self.tile.bytes + self.tile.KG.offset - self.struct.Y.offset
-        return work._replace(raw=[
-            field_at(work.base + half * distance, field)
-            for distance, field in ((to_KQ, self.struct.X), (to_KG, self.struct.Y))
-        ])
+        pairs = (self.struct.X, self.tile.KQ), (self.struct.Y, self.tile.KG)
+        raw = [field_at(work.base + half * (self.tile.bytes + of_tile.offset - first.offset), first)
+               for first, of_tile in pairs]
+        return work._replace(raw=raw)
 
     def all_steps(self, x):
         walks, items = x.N * x.HV, (x.T + TOKENS - 1) // TOKENS
         if self.c.cut:
             walks, items = walks * x.segments, (items + x.segments - 1) // x.segments
-        return Steps(items * walks, divisor(walks), divisor(x.HV), divisor(x.segments) if self.c.cut else None)
+        return AllSteps(items * walks, divisor(walks), divisor(x.HV), divisor(x.segments) if self.c.cut else None)
 
     def first(self, x, group):
         return x.makers * group + cute.arch.block_idx()[0]
 
     @cute.jit
-    def find(self, x, steps, number):
+    def find(self, x, every, number):
         """A group's next step that has tokens, from this number on; without tokens: there is none."""
         by = x.makers * GROUPS
         head, begin, tokens, place = Int32(0), Int64(0), Int32(0), Int32(0)
-        while tokens <= 0 and number < steps.items:
-            step, walk = steps.walks.divide(number)
-            n, head = steps.heads.divide(walk)
+        while tokens <= 0 and number < every.items:
+            step, walk = every.walks.divide(number)
+            n, head = every.heads.divide(walk)
             segment = Int32(0)
             if cutlass.const_expr(self.c.cut):
-                n, segment = steps.segments.divide(n)
+                n, segment = every.segments.divide(n)
             first, length, place = locate_steps(self.c, x, n, segment, step, head)
             begin, tokens = first + step * TOKENS, cutlass.min(length - step * TOKENS, TOKENS)
             if tokens <= 0:
@@ -202,11 +207,11 @@ class StreamMaker:
         work = self.work_of(shared, group)
         a = work.base
         b = a + self.tile.bytes
-        steps, before, turn = self.all_steps(x), Int32(0), Int32(0)
-        item = self.find(x, steps, self.first(x, group))
+        every, before, turn = self.all_steps(x), Int32(0), Int32(0)
+        item = self.find(x, every, self.first(x, group))
         begun, solved = field_at(shared, self.struct.begun), field_at(work.base, self.struct.solved)
         G = field_at(work.base, self.struct.G)
-        if group > 0 and self.find(x, steps, self.first(x, 0)).tokens > 0:
+        if group > 0 and self.find(x, every, self.first(x, 0)).tokens > 0:
             cute.arch.mbarrier_wait(begun, 0)
         if cutlass.const_expr(self.staged):
             if item.tokens > 0:
@@ -225,16 +230,16 @@ class StreamMaker:
                 else:
                     self.steps.clear(tile=b)
                     cute.arch.mbarrier_wait(solved, before & 1 ^ 1)
-            begun_step = self.steps.begin(a, b, G)
+            joined = self.steps.begin(a, b, G)
             # redundant: INVERSE has its own proxy fence before each copy; the documented use is one per writer
             cute.arch.fence_proxy("async.shared", space="cta")
             SCALED.arrive(group)
-            following = self.find(x, steps, item.number + x.makers * GROUPS)
+            following = self.find(x, every, item.number + x.makers * GROUPS)
             if cutlass.const_expr(self.staged):
                 if following.tokens > 0:
                     self.request(x, work, following, 0)
             cute.arch.mbarrier_wait(solved, before & 1 ^ 1)
-            self.steps.finish(a, b, G, *begun_step)
+            self.steps.finish(a, b, G, *joined)
             # redundant: as before
             cute.arch.fence_proxy("async.shared", space="cta")
             JOINED.arrive(group)
@@ -268,8 +273,8 @@ class StreamMaker:
         """INVERSE, one warp."""
         work = self.work_of(shared, group)
         a, solved = work.base, field_at(work.base, self.struct.solved)
-        steps = self.all_steps(x)
-        item = self.find(x, steps, self.first(x, group))
+        every = self.all_steps(x)
+        item = self.find(x, every, self.first(x, group))
         while item.tokens > 0:
             for half in cutlass.range((item.tokens + C - 1) // C, unroll=1):
                 TB = field_at(a + half * self.tile.bytes, self.tile.TB)
@@ -285,10 +290,10 @@ class StreamMaker:
             self.steps.complete(a, a + self.tile.bytes)
             self.copy(x, work, item, self.tile.KG.offset, self.tile.end)
             self.hand_over(x, work, item)
-            item = self.find(x, steps, item.number + x.makers * GROUPS)
+            item = self.find(x, every, item.number + x.makers * GROUPS)
 
     def copy(self, x, work, item, begin: int, end: int):
-        """So many bytes of both tiles of a step to memory."""
+        """Copy these bytes of both tiles of a step to memory."""
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
         with cute.arch.elect_one():

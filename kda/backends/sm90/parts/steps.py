@@ -43,7 +43,11 @@ ROWS = 16                                    # rows of a matrix of mma.sync
 
 
 class StepJoiner:
-    """Joins two chunks to a step, with the eight warps of a group.  They meet before, and when the step is there."""
+    """Joins two chunks to a step, with the eight warps of a group: `begin` when both have operands and the first one
+    has TB, `finish` when the second one has it, and `complete`, by one warp, when all have done that.
+
+    [G; qg_b @ KT_a^T] is one product of the tensor core, by warps 0 to 3: warps 0 and 1 store G, and warps 2 and 3 keep
+    the other rows for A2_ba."""
 
     def __init__(self, K: int, team, tensor_core):
         self.K, self.team, self.tensor_core, self.tile = K, team, tensor_core, tile(K)
@@ -73,14 +77,12 @@ class StepJoiner:
             self.tensor_core.multiply(products, field_at(b, self.tile.KQ), field_at(a, self.tile.KG), C)
             if rows < 2:
                 self.put_rows(G, rows, words_of_two(blocks_of(products)))
-        if half == 1:
-            if rows < 2:
-                A2 = self.make_A2(a, rows)
+        if half == 1 and rows < 2:
+            A2 = self.make_A2(a, rows)
         self.team.meet()                                                       # G is there; kE_b, qg_b, TB_a were read
         self.scale(a, b, rows, half)
-        if half == 1:
-            if rows < 2:
-                self.put_rows(field_at(a, self.tile.TB), rows, A2)
+        if half == 1 and rows < 2:
+            self.put_rows(field_at(a, self.tile.TB), rows, A2)
         return KT, products
 
     @cute.jit
@@ -90,9 +92,8 @@ class StepJoiner:
         self.make_KT(b)
         cute.arch.sync_warp()                                                  # KT_b is there, the warp's channels
         self.finish_KT(a, b, G, KT)
-        if warp >= 2:
-            if warp < 4:
-                self.finish_A2(a, b, G, blocks_of(products), warp - 2)
+        if warp == 2 or warp == 3:
+            self.finish_A2(a, b, G, blocks_of(products), warp - 2)
 
     def put_rows(self, to, m, words):
         """16 rows of (C, C)."""
