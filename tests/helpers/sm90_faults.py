@@ -331,7 +331,7 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     ),
 }, "sm90/parts/steps": {
     "A2 is made where KT is": (
-        "stream", "race-write-read", "self.put_rows(field_at(a, self.tile.TB), rows, A2)",
+        "stream", "race-write-write", "self.put_rows(field_at(a, self.tile.TB), rows, A2)",
         "self.put_rows(field_at(a, self.tile.KG), rows, A2)"
     ),
     "parts of a step are read before all have made theirs": (

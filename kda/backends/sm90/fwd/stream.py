@@ -240,7 +240,7 @@ class StreamMaker:
                     self.request(x, work, following, 0)
             cute.arch.mbarrier_wait(solved, before & 1 ^ 1)
             self.steps.finish(a, b, G, *joined)
-            # redundant: as before
+            # redundant: INVERSE has its own proxy fence before the copy; the documented use is one per writer
             cute.arch.fence_proxy("async.shared", space="cta")
             JOINED.arrive(group)
             item, turn = following, turn + 1
