@@ -626,8 +626,8 @@ class StreamConfig(KernelConfig):
     @property
     def meetings(self) -> tuple[Meeting, ...]:
         scaled = Meeting(SCALED, "PREPARE, INVERSE", "kE and qg of both chunks of the step are there")
-        there = "the step's tiles are there, all but lam_a lam_b, and zeros for TB_b"
-        return *meetings_of_makers(self), scaled, Meeting(JOINED, "PREPARE, INVERSE", there)
+        says = "the step's tiles are there, all but lam_a lam_b, and zeros for TB_b"
+        return *meetings_of_makers(self), scaled, Meeting(JOINED, "PREPARE, INVERSE", says)
 
     def walks(self, segments: int) -> int:
         """CTAs that walk over one sequence and value head: all segments but the first have an M."""
