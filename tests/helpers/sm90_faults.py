@@ -193,7 +193,21 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     ),
     "chunks are joined before their inverses are there": (
         "stream", "race-write-read",
-        "            cute.arch.mbarrier_wait(field_at(work.base, self.struct.solved), before & 1 ^ 1)\n", "", 2
+        "            cute.arch.mbarrier_wait(solved, before & 1 ^ 1)\n            self.steps.finish",
+        "            self.steps.finish"
+    ),
+    "a step of one chunk is joined before its inverse is there": (
+        "stream", "race-write-read", "                    cute.arch.mbarrier_wait(solved, before & 1 ^ 1)\n", ""
+    ),
+    "rows leave before they are scaled": ("stream", "race-write-read", "            SCALED.sync(group)\n", ""),
+    "zeros come before all have read TB_b": (
+        "stream", "race-read-write",
+        "            JOINED.sync(group)\n            self.steps.complete(a, a + self.tile.bytes)\n",
+        "            self.steps.complete(a, a + self.tile.bytes)\n            JOINED.sync(group)\n"
+    ),
+    "rows of a second chunk are requested to where the first one has its own": (
+        "stream", "race-write-write", "self.request(x, self.of_half(work, 1), item, 1)",
+        "self.request(x, work, item, 1)"
     ),
     "the step leaves before it is whole": ("stream", "race-write-read", "            JOINED.sync(group)\n", ""),
     "a stage is overwritten before CHAIN has read it": (
@@ -329,11 +343,11 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     ),
 }, "sm90/parts/steps": {
     "A2 is made where KT is": (
-        "stream", "race-write-read", "self.put_A2(field_at(a, self.tile.TB), rows, A2)",
-        "self.put_A2(field_at(a, self.tile.KG), rows, A2)"
+        "stream", "race-write-write", "self.put_rows(field_at(a, self.tile.TB), rows, A2)",
+        "self.put_rows(field_at(a, self.tile.KG), rows, A2)"
     ),
     "parts of a step are read before all have made theirs": (
-        "stream", "race-write-read", f"        self.team.meet(){55 * SPACE}# KT_a and A2_b", "        # KT_a and A2_b"
+        "stream", "race-write-read", f"        self.team.meet(){55 * SPACE}# KT_a is there", "        # KT_a is there"
     ),
     "kE is overwritten before all have read it": (
         "stream", "race-read-write", f"        self.team.meet(){55 * SPACE}# G is there", "        # G is there", 2

@@ -70,6 +70,7 @@ GROUP_PRODUCT = NamedBarrier("GROUP_PRODUCT", 3, 128 + 32 * (CHANNELS_OF_ROWS //
 WHOLE_GROUP = NamedBarrier("WHOLE_GROUP", 6, 32 * WARPS, ids_per_group=1)
 WHOLE_GROUP_INVERSE = NamedBarrier("WHOLE_GROUP_INVERSE", 6, 32 * WARPS + 32, ids_per_group=1)
 JOINED = NamedBarrier("JOINED", 8, 32 * WARPS + 32, ids_per_group=1)
+SCALED = NamedBarrier("SCALED", 10, 32 * WARPS + 32, ids_per_group=1)
 
 
 def tile(K: int) -> Struct:
@@ -622,8 +623,9 @@ class StreamConfig(KernelConfig):
 
     @property
     def meetings(self) -> tuple[Meeting, ...]:
-        joined = Meeting(JOINED, "PREPARE, INVERSE", "the step's tiles are there")
-        return *meetings_of_makers(self), joined
+        scaled = Meeting(SCALED, "PREPARE, INVERSE", "kE and qg of both chunks of the step are there")
+        says = "the step's tiles are there, all but lam_a lam_b, and zeros for TB_b"
+        return *meetings_of_makers(self), scaled, Meeting(JOINED, "PREPARE, INVERSE", says)
 
     def walks(self, segments: int) -> int:
         """CTAs that walk over one sequence and value head: all segments but the first have an M."""

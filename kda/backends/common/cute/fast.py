@@ -1,7 +1,7 @@
 """Single instructions; all flush denormals to zero."""
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int32, Int64, Uint16, Uint32
 
 LOG2_E = 1.4426950408889634
 FLOOR = -127.0                               # 2^FLOOR is nothing, and sums of a chunk stay finite
@@ -24,6 +24,7 @@ reciprocal = instruction("rcp.approx.ftz.f32 {$w0}, {$r0};", Float32)
 rsqrt = instruction("rsqrt.approx.ftz.f32 {$w0}, {$r0};", Float32)
 whole = instruction("cvt.rni.f32.f32 {$w0}, {$r0};", Float32)                 # the nearest integer
 again = instruction("mov.b32 {$w0}, {$r0};", Int32)                            # to NVVM it is another number
+high_word = instruction("mul.hi.u32 {$w0}, {$r0}, {$r1};", Int32)               # the upper bits of a product
 negative = instruction("{.reg .f32 t; abs.f32 t, {$r0}; neg.f32 {$w0}, t;}", Float32)  # -|x|
 times_pair = instruction("mul.rn.bf16x2 {$w0}, {$r0}, {$r1};", Uint32)        # words of two bfloat16
 larger = instruction("max.NaN.f32 {$w0}, {$r0}, {$r1};", Float32)
@@ -36,6 +37,12 @@ clamped = instruction(
     "{.reg .f32 t; min.NaN.f32 t, {$r0}, {$r1}; max.NaN.f32 {$w0}, t, {$r2};}", Float32
 )
 multiply_add = instruction("mad.wide.s32 {$w0}, {$r0}, {$r1}, {$r2};", Int64)
+
+
+def converted_now(x):
+    """x, which NVVM would convert where it was loaded, and wait for it there."""
+    bits = Uint16 if x.dtype.width == 16 else Uint32
+    return instruction(f"mov.b{x.dtype.width} {{$w0}}, {{$r0}};", bits)(x.bitcast(bits)).bitcast(x.dtype)
 
 
 def at_least(x, low):

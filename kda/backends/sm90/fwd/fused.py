@@ -140,7 +140,7 @@ class Producer:
         struct, base = self.struct, s.groups + group * self.struct.bytes
         fields = [field_at(base, getattr(struct, name)) for name in ("X", "Y", "sums", "A_kk", "columns", "b", "gate")]
         places = field_at(base, struct.places) if self.keeps and self.helped else None
-        return Work(rank, group, base, *fields, places)
+        return Work(rank, group, base, *fields[:-1], fields[:2], fields[-1], places)
 
     @cute.jit
     def produce(self, x, s, ring, rank, begin, tokens, head, kept):

@@ -14,6 +14,9 @@ nobody, so CTAs that walk always find what they wait for, on any number of SMs.
                 5         VALUES   rows of v, in pieces of 16 bytes
                 6         STORE    rows of o
 
+While INVERSE has the second chunk, its group joins what does not need that inverse, and requests the next step's first
+rows, to X and Y.  A second chunk's rows are requested to where its tile will be, when the step before has left it.
+
 Steps are made in the order of their numbers in walks, of all walks in turn; first groups make earlier ones than second
 groups, which begin when the first group of their CTA has made a chunk: so first steps are there sooner.
 
@@ -26,8 +29,10 @@ groups, which begin when the first group of their CTA has made a chunk: so first
                                                                         operands of pairs were read
   WHOLE_GROUP_INVERSE  288, of each group               PREPARE,        all but TB is there, for INVERSE
                                                         INVERSE
-  JOINED               288, of each group               PREPARE,        the step's tiles are there
+  SCALED               288, of each group               PREPARE,        kE and qg of both chunks of the step are there
                                                         INVERSE
+  JOINED               288, of each group               PREPARE,        the step's tiles are there, all but lam_a lam_b,
+                                                        INVERSE         and zeros for TB_b
   GROUP_PRODUCT        192, of each group               warps 0 to 3,   in blocks of 8 rows: Y was read, where 6 and 7
                                                         6 and 7 of      write
                                                         PREPARE
@@ -62,6 +67,7 @@ from cutlass import Int32, Int64, Uint8, Uint32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.memory import SmemAllocator
 
+from ...common.cute import fast
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_store
 from ...common.cute.barriers import initialise
 from ...common.cute.copies import field_at, fields_at, store
@@ -77,6 +83,7 @@ from ..configs import (
     JOINED,
     OUTPUTS,
     PITCH_V,
+    SCALED,
     STREAM_LOAD,
     STREAM_STAGES,
     STREAM_STORE,
@@ -100,17 +107,40 @@ class StreamStep(NamedTuple):
     place: Any                               # the index of its tiles and of its flag, among those of all steps
 
 
+class Divisor(NamedTuple):
+    """A positive number, by which others that are not negative are divided with a product."""
+
+    number: Any
+    reciprocal: Any                          # 2^32 times, rounded down: quotients are found, or one less
+
+    def divide(self, n):
+        """Quotient and remainder."""
+        quotient = fast.high_word(n, self.reciprocal)
+        rest = n - quotient * self.number
+        more = Int32(rest >= self.number)
+        return quotient + more, rest - more * self.number
+
+
+def divisor(number):
+    return Divisor(number, (Uint32(0xFFFFFFFF) // Uint32(number)).to(Int32))
+
+
+class AllSteps(NamedTuple):
+    """All steps, if all sequences had T tokens, and what their numbers are divided by."""
+
+    items: Any
+    walks: Divisor
+    heads: Divisor
+    segments: Divisor | None                 # where sequences are cut
+
+
 def place_of_step(n, first_chunk, step, head, HV):
     """Return a step's place in memory: each sequence begins with a step of its own."""
     return ((n + first_chunk >> 1) + step) * HV + head
 
 
-def locate_steps(c, x, sequence, step, head):
+def locate_steps(c, x, n, segment, step, head):
     """First token and tokens of a sequence, or of a segment, and where one of its steps is in memory."""
-    n, segment = sequence, Int32(0)
-    if c.cut:
-        n = sequence // x.segments
-        segment = sequence - n * x.segments
     _, begin, tokens, chunk, _ = place_of_segment(c.chain, x, n, x.chunks, 1, 0)
     if c.cut:
         skipped, tokens = locate_segment(Int32(0), tokens, segment, x.segments, TOKENS)
@@ -125,39 +155,43 @@ class StreamMaker:
         self.c, self.struct, self.staged = config, config.group, config.staged
         self.team = MakerGroup()
         self.chunk = ChunkMaker(config.prepare, self.team, shared=True)
-        self.form, self.steps = form_of(config, self.chunk), StepJoiner(config.prepare.K, self.team)
-        self.tile = self.chunk.tile
+        self.form, self.tile = form_of(config, self.chunk), self.chunk.tile
+        self.steps = StepJoiner(config.prepare.K, self.team, self.chunk.tensor_core)
 
     def work_of(self, shared, group):
         """Where a group works."""
         base = shared + group * self.struct.bytes
         fields = [field_at(base, getattr(self.struct, name)) for name in ("X", "Y", "sums", "A_kk", "columns", "b")]
-        return Work(Int32(0), group, base, *fields, None, None)
+        return Work(Int32(0), group, base, *fields, fields[:2], None, None)
 
-    def items(self, x):
-        """Return how many steps there would be if all sequences had T tokens."""
-        steps = (x.T + TOKENS - 1) // TOKENS
+    def of_half(self, work, half):
+        """Where a group works at a chunk of its step: requested rows of the second one lie where its tile will be."""
+        pairs = (self.struct.X, self.tile.KQ), (self.struct.Y, self.tile.KG)
+        raw = [field_at(work.base + half * (self.tile.bytes + of_tile.offset - first.offset), first)
+               for first, of_tile in pairs]
+        return work._replace(raw=raw)
+
+    def all_steps(self, x):
+        walks, items = x.N * x.HV, (x.T + TOKENS - 1) // TOKENS
         if self.c.cut:
-            steps = (steps + x.segments - 1) // x.segments
-        return steps * self.walks(x)
-
-    def walks(self, x):
-        return x.N * x.segments * x.HV if self.c.cut else x.N * x.HV
+            walks, items = walks * x.segments, (items + x.segments - 1) // x.segments
+        return AllSteps(items * walks, divisor(walks), divisor(x.HV), divisor(x.segments) if self.c.cut else None)
 
     def first(self, x, group):
         return x.makers * group + cute.arch.block_idx()[0]
 
     @cute.jit
-    def find(self, x, number):
+    def find(self, x, every, number):
         """A group's next step that has tokens, from this number on; without tokens: there is none."""
-        walks, by, items = self.walks(x), x.makers * GROUPS, self.items(x)
+        by = x.makers * GROUPS
         head, begin, tokens, place = Int32(0), Int64(0), Int32(0), Int32(0)
-        while tokens <= 0 and number < items:
-            step = number // walks
-            walk = number - step * walks
-            sequence = walk // x.HV
-            head = walk - sequence * x.HV
-            first, length, place = locate_steps(self.c, x, sequence, step, head)
+        while tokens <= 0 and number < every.items:
+            step, walk = every.walks.divide(number)
+            n, head = every.heads.divide(walk)
+            segment = Int32(0)
+            if cutlass.const_expr(self.c.cut):
+                n, segment = every.segments.divide(n)
+            first, length, place = locate_steps(self.c, x, n, segment, step, head)
             begin, tokens = first + step * TOKENS, cutlass.min(length - step * TOKENS, TOKENS)
             if tokens <= 0:
                 number += by
@@ -170,87 +204,105 @@ class StreamMaker:
         work = self.work_of(shared, group)
         a = work.base
         b = a + self.tile.bytes
-        item, before, turn = self.find(x, self.first(x, group)), Int32(0), Int32(0)
-        begun = field_at(shared, self.struct.begun)
-        if group > 0 and self.find(x, self.first(x, 0)).tokens > 0:
+        every, before, turn = self.all_steps(x), Int32(0), Int32(0)
+        item = self.find(x, every, self.first(x, group))
+        begun, solved = field_at(shared, self.struct.begun), field_at(work.base, self.struct.solved)
+        G = field_at(work.base, self.struct.G)
+        if group > 0 and self.find(x, every, self.first(x, 0)).tokens > 0:
             cute.arch.mbarrier_wait(begun, 0)
         if cutlass.const_expr(self.staged):
             if item.tokens > 0:
                 # redundant: the wait for the first group, which orders nothing; without it, first steps come later
-                self.request(x, work, item.begin, item.tokens, item.head)
+                self.request(x, work, item, 0)
         while item.tokens > 0:
-            following = self.find(x, item.number + x.makers * GROUPS)
             self.form.begin(x, work, item.begin, item.head)
             for half in cutlass.range(2, unroll=1):
-                tokens = item.tokens - half * C
-                if tokens > 0:
-                    tile = a + half * self.tile.bytes
-                    self.make(x, work, tile, item.begin + half * C, cutlass.min(tokens, C), item.head, before, turn)
+                if item.tokens > half * C:
+                    self.make(x, self.of_half(work, half), item, half, before, turn)
                     if group == 0 and before == 0 and self.team.warp() == LEAST_BUSY:
                         with cute.arch.elect_one():
                             # redundant: its release, not the arrival; it orders nothing
                             cute.arch.mbarrier_arrive(begun)
                     before += 1
-                    if cutlass.const_expr(self.staged):
-                        if tokens > C:
-                            self.request(x, work, item.begin + C, tokens - C, item.head)
-                        elif following.tokens > 0:
-                            self.request(x, work, following.begin, following.tokens, following.head)
                 else:
                     self.steps.clear(tile=b)
-            cute.arch.mbarrier_wait(field_at(work.base, self.struct.solved), before & 1 ^ 1)
-            self.steps.join(a, b, field_at(work.base, self.struct.G))
+                    cute.arch.mbarrier_wait(solved, before & 1 ^ 1)
+            joined = self.steps.begin(a, b, G)
+            # redundant: INVERSE has its own proxy fence before each copy; the documented use is one per writer
+            cute.arch.fence_proxy("async.shared", space="cta")
+            SCALED.arrive(group)
+            following = self.find(x, every, item.number + x.makers * GROUPS)
+            if cutlass.const_expr(self.staged):
+                if following.tokens > 0:
+                    self.request(x, work, following, 0)
+            cute.arch.mbarrier_wait(solved, before & 1 ^ 1)
+            self.steps.finish(a, b, G, *joined)
             # redundant: INVERSE has its own proxy fence before the copy; the documented use is one per writer
             cute.arch.fence_proxy("async.shared", space="cta")
             JOINED.arrive(group)
             item, turn = following, turn + 1
 
     @cute.jit
-    def make(self, x, work, tile, token, rows, head, before, turn):
-        """One chunk, when so many chunks and steps were made."""
-        head_rows = self.chunk.gate.rows_of_head(x, token, head)
+    def make(self, x, work, item, half, before, turn):
+        """A chunk of a step, when so many chunks and steps were made."""
+        tile, rows = work.base + half * self.tile.bytes, cutlass.min(item.tokens - half * C, C)
+        head_rows = self.chunk.gate.rows_of_head(x, item.begin + half * C, item.head)
         beta, rows_made = self.form.rows(x, work, head_rows, rows)
         cute.arch.mbarrier_wait(field_at(work.base, self.struct.taken), turn & 1 ^ 1)
+        if cutlass.const_expr(self.staged):
+            if half == 0 and item.tokens > C:
+                self.request(x, self.of_half(work, 1), item, 1)
         cute.arch.mbarrier_wait(field_at(work.base, self.struct.solved), before & 1 ^ 1)
         if self.team.warp() == LEAST_BUSY:
+            beta = fast.converted_now(beta)                                    # not where it was loaded
             work.b[cute.arch.lane_idx()] = beta_from(beta, self.c.prepare.beta, rows, cute.arch.lane_idx())
-            self.chunk.inverse.zeros(work.columns, field_at(tile, self.tile.TB))   # A2 may have been there
         self.form.operands(x, work, tile, rows, lambda: None, *rows_made)     # it has waited
         self.form.finish(work)
-        self.form.operands_were_read()                                         # X and Y; the tile is there, but for TB
 
-    def request(self, x, work, token, tokens, head):
-        head_rows = self.chunk.gate.rows_of_head(x, token, head)
-        self.form.requested.request(head_rows, cutlass.min(tokens, C), x.H, x.HV, work.X, work.Y)
+    def request(self, x, work, item, half: int):
+        """Request the rows of a chunk of a step."""
+        first = fast.again(Int32(half * C))                                    # else addresses wait in registers
+        head_rows = self.chunk.gate.rows_of_head(x, item.begin + first, item.head)
+        self.form.request(x, work, head_rows, cutlass.min(item.tokens - first, C))
 
     @cute.jit
     def invert(self, x, shared, group):
         """INVERSE, one warp."""
         work = self.work_of(shared, group)
         a, solved = work.base, field_at(work.base, self.struct.solved)
-        item = self.find(x, self.first(x, group))
+        every = self.all_steps(x)
+        item = self.find(x, every, self.first(x, group))
         while item.tokens > 0:
             for half in cutlass.range((item.tokens + C - 1) // C, unroll=1):
-                self.form.wait(group)                                          # A_kk is there
                 TB = field_at(a + half * self.tile.bytes, self.tile.TB)
+                self.chunk.inverse.zeros(work.columns, TB)                     # A2 may have been there
+                self.form.wait(group)                                          # A_kk is there
                 self.chunk.inverse.solve(work.A_kk, work.columns, TB, None, work.b)
                 cute.arch.sync_warp()
                 with cute.arch.elect_one():
                     cute.arch.mbarrier_arrive(solved)
+            SCALED.sync(group)
+            self.copy(x, work, item, 0, self.tile.KG.offset)
             JOINED.sync(group)
-            self.hand_over(x, work, a, item)
-            item = self.find(x, item.number + x.makers * GROUPS)
+            self.steps.complete(a, a + self.tile.bytes)
+            self.copy(x, work, item, self.tile.KG.offset, self.tile.end)
+            self.hand_over(x, work, item)
+            item = self.find(x, every, item.number + x.makers * GROUPS)
 
-    def hand_over(self, x, work, a, item):
-        """A step's tiles to memory."""
-        self.steps.multiply_decays(a, a + self.tile.bytes)
+    def copy(self, x, work, item, begin: int, end: int):
+        """Copy these bytes of both tiles of a step to memory."""
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             for tile in range(2):
-                skipped = tile * self.tile.bytes
-                bulk_store(x.tiles + Int64(item.place) * (2 * self.tile.bytes) + skipped, a + skipped, self.tile.end)
+                skipped = tile * self.tile.bytes + begin
+                to = x.tiles + (Int64(item.place) * (2 * self.tile.bytes) + skipped)
+                bulk_store(to, work.base + skipped, end - begin)
             cute.arch.cp_async_bulk_commit_group()
+
+    def hand_over(self, x, work, item):
+        """A step, when its tiles are in memory."""
+        with cute.arch.elect_one():
             cute.arch.cp_async_bulk_wait_group(0, read=True)
             cute.arch.mbarrier_arrive(field_at(work.base, self.struct.taken))
             cute.arch.cp_async_bulk_wait_group(0)
@@ -306,7 +358,7 @@ class StreamWalker:
             sequence, of_M = n * x.segments + segment, strip >= c.strips
             if of_M:
                 strip, columns = strip - c.strips, Int32(c.K)
-        begin, tokens, place = locate_steps(self.stream, x, sequence, 0, head)
+        begin, tokens, place = locate_steps(self.stream, x, n, segment, 0, head)
         first = (begin * x.HV + head) * columns + strip * COLUMNS
         return StreamWalk(sequence, segment, head, strip, of_M, first, tokens, place)
 

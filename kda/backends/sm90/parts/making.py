@@ -33,7 +33,8 @@ from .chunk import ChunkMaker
 INVERTERS = 2                                # the warps of a group that compute the inverse, but in clusters of four:
 LAST_INVERTER = INVERTERS - 1                # each has 16 rows of A_kk, and this one completes it
 PIECE = 16                                   # bytes
-Work = namedtuple("Work", "rank group base X Y sums A_kk columns b gate places")   # a group and its memory
+# A group and its memory; `raw`: where requested rows lie, q and k, and g.
+Work = namedtuple("Work", "rank group base X Y sums A_kk columns b raw gate places")
 
 
 @cute.jit
@@ -95,14 +96,14 @@ class OneProduct(Form):
         """Also what memory has for beta (`loaded_beta`)."""
         loaded = loaded_beta(self.team, x, head_rows, rows)
         if self.staged:
-            qn, kn, gc = self.requested.load_rows(self.requested.found(head_rows, work.X, work.Y), rows, 1, 1)
+            qn, kn, gc = self.requested.load_rows(self.requested.found(head_rows, *work.raw), rows, 1, 1)
         else:
             qn, kn, gc = self.chunk.gate.load_rows(head_rows, rows, x.H, x.HV)
         self.meet(work, gc, loaded, rows)
         return loaded, (qn, kn, gc)
 
     def request(self, x, work, head_rows, rows):
-        self.requested.request(head_rows, rows, x.H, x.HV, work.X, work.Y)
+        self.requested.request(head_rows, rows, x.H, x.HV, *work.raw)
 
     def meet(self, work, gc, loaded, rows):
         store_b(self.c, self.team, work.b, loaded, rows)
@@ -193,7 +194,7 @@ class InBlocks(Form):
     def rows(self, x, work, head_rows, rows):
         maker, loaded = self.chunk.rows, loaded_beta(self.team, x, head_rows, rows)
         if self.staged:
-            raw = self.requested.fetch(self.requested.found(head_rows, work.X, work.Y), rows, 1, 1)
+            raw = self.requested.fetch(self.requested.found(head_rows, *work.raw), rows, 1, 1)
         else:
             raw = maker.fetch(head_rows, rows, x.H, x.HV)
         store_b(self.c, self.team, work.b, loaded, rows)
@@ -202,7 +203,7 @@ class InBlocks(Form):
         return loaded, (qn, kn, decays)
 
     def request(self, x, work, head_rows, rows):
-        self.requested.request(head_rows, rows, x.H, x.HV, work.X, work.Y)
+        self.requested.request(head_rows, rows, x.H, x.HV, *work.raw)
 
     def operands(self, x, work, tile, rows, acquire, qn, kn, decays):
         acquire()

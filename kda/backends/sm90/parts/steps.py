@@ -43,10 +43,14 @@ ROWS = 16                                    # rows of a matrix of mma.sync
 
 
 class StepJoiner:
-    """Joins two chunks to a step, with the eight warps of a group.  They meet before, and when the step is there."""
+    """Joins two chunks to a step, with the eight warps of a group: `begin` when both have operands and the first one
+    has TB, `finish` when the second one has it, and `complete`, by one warp, when all have done that.
 
-    def __init__(self, K: int, team):
-        self.K, self.team, self.tile = K, team, tile(K)
+    [G; qg_b @ KT_a^T] is one product of the tensor core, by warps 0 to 3: warps 0 and 1 store G, and warps 2 and 3 keep
+    the other rows for A2_ba."""
+
+    def __init__(self, K: int, team, tensor_core):
+        self.K, self.team, self.tensor_core, self.tile = K, team, tensor_core, tile(K)
         self.channels = K // WARPS           # channels of KT that a warp has
 
     @cute.jit
@@ -61,38 +65,37 @@ class StepJoiner:
             store(field_at(tile, self.tile.decay) + self.team.thread(), [Float32(1.0)])
 
     @cute.jit
-    def join(self, a, b, G):
-        """Join the tiles of two chunks; G is (C, C)."""
+    def begin(self, a, b, G):
+        """What does not need the second chunk's TB, while that is computed; G is (C, C).  Returns KT_a, unrounded, and
+        qg_b @ KT_a^T, of which warps 2 and 3 have 16 rows each."""
         warp = self.team.warp()
         rows, half = warp & 3, warp >> 2
-        of_a, _ = self.make_KT(a), self.make_KT(b)
-        A2 = [Uint32(0)] * 8
-        if warp < 4:
-            A2 = self.make_A2(b if warp >= 2 else a, warp & 1)
-        if half == 0 and rows >= 2:
-            self.put_A2(field_at(b, self.tile.A_qk), rows - 2, A2)
-        self.team.meet()                                                       # KT_a and A2_b are there; TB was read
+        KT, products, A2 = self.make_KT(a), self.tensor_core.accumulator(), [Uint32(0)] * 8
+        cute.arch.fence_proxy("async.shared", space="cta")
+        self.team.meet()                                                       # KT_a is there; all have read TB_a
         if half == 0:
+            self.tensor_core.multiply(products, field_at(b, self.tile.KQ), field_at(a, self.tile.KG), C)
             if rows < 2:
-                self.put_A2(field_at(a, self.tile.TB), rows, A2)
-            else:
-                self.clear_words(field_at(b, self.tile.TB) + (rows - 2) * (ROWS * C), ROWS * C // 2)
-        found = self.times_KT(b, a, rows, half)
-        if rows < 2:
-            store_matrices(G + self.narrow_place(ROWS * rows, ROWS * half), words_of_two(found))
-        self.team.meet()                                                       # G is there; kE_b, qg_b, KT_a were read
-        self.finish_KT(a, b, G, of_a)
+                self.put_rows(G, rows, words_of_two(blocks_of(products)))
+        if half == 1 and rows < 2:
+            A2 = self.make_A2(a, rows)
+        self.team.meet()                                                       # G is there; kE_b, qg_b, TB_a were read
         self.scale(a, b, rows, half)
-        if rows >= 2:
-            self.finish_A2(a, b, G, found, rows - 2, half)
+        if half == 1 and rows < 2:
+            self.put_rows(field_at(a, self.tile.TB), rows, A2)
+        return KT, products
 
-    def clear_words(self, to, count: int):
-        """Set `count` words to zero.  Called by one warp."""
-        words = cute.recast_ptr(to, dtype=Uint32) + 4 * cute.arch.lane_idx()
-        for i in range(count // 128):
-            store(words + 128 * i, [Uint32(0)] * 4)
+    @cute.jit
+    def finish(self, a, b, G, KT, products):
+        """What does.  Zeros in place of TB_b follow, when all have read it (`complete`)."""
+        warp = self.team.warp()
+        self.make_KT(b)
+        cute.arch.sync_warp()                                                  # KT_b is there, the warp's channels
+        self.finish_KT(a, b, G, KT)
+        if warp == 2 or warp == 3:
+            self.finish_A2(a, b, G, blocks_of(products), warp - 2)
 
-    def put_A2(self, to, m, words):
+    def put_rows(self, to, m, words):
         """16 rows of (C, C)."""
         for half in range(2):
             store_matrices(to + self.narrow_place(ROWS * m, ROWS * half), words[4 * half : 4 * half + 4])
@@ -145,18 +148,6 @@ class StepJoiner:
         lane = cute.arch.lane_idx()
         return swizzle_64B(row + (lane >> 4) * 8 + (lane & 7), column + (lane >> 3 & 1) * 8) // 2
 
-    def times_KT(self, b, a, rows, half):
-        """16 rows of [kE_b; qg_b] times 16 rows of KT_a."""
-        KQ, KT, lane = field_at(b, self.tile.KQ), field_at(a, self.tile.KG), cute.arch.lane_idx()
-        found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
-        row, piece = ROWS * half + (lane >> 4) * 8 + (lane & 7), lane >> 3 & 1
-        for step in range(self.K // ROWS):
-            words = load_matrices(KQ + self.wide_place(ROWS * rows, ROWS * step, 2 * C))
-            of_KT = load_matrices(KT + swizzle_128B(row, ROWS * step + piece * 8, C) // 2)
-            for n in range(2):
-                found[n] = mma_bf16(found[n], words, of_KT[2 * n : 2 * n + 2])
-        return found
-
     def decays(self, tile, block):
         """Return the decays of those of 16 channels that a lane has."""
         return load(field_at(tile, self.tile.decay) + (block * ROWS + cute.arch.lane_idx() % 4 * 4), 4)
@@ -199,32 +190,42 @@ class StepJoiner:
                     else:
                         store_matrices(KQ_b + place_b, scaled)
 
-    def finish_A2(self, a, b, G, found, m, half):
-        """A2_ba, 16 rows and columns, to where A_qk of chunk a was."""
-        lane, A2 = cute.arch.lane_idx(), field_at(b, self.tile.A_qk)
-        left = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
-        for step in range(2):
-            A2_words = load_matrices(A2 + self.narrow_place(ROWS * m, ROWS * step))
-            row, column = ROWS * step + (lane & 15), ROWS * half + (lane >> 4) * 8
-            of_G = load_matrices(G + swizzle_64B(row, column) // 2, transposed=True)
-            for n in range(2):
-                left[n] = mma_bf16(left[n], A2_words, of_G[2 * n : 2 * n + 2])
-        left = [[found[n][e] - left[n][e] for e in range(4)] for n in range(2)]
-        store_matrices(field_at(a, self.tile.A_qk) + self.narrow_place(ROWS * m, ROWS * half), words_of_two(left))
+    def finish_A2(self, a, b, G, found, m):
+        """16 rows of A2_b, and of A2_ba to where A_qk of chunk a was."""
+        lane, words, left = cute.arch.lane_idx(), self.make_A2(b, m), []
+        self.put_rows(field_at(b, self.tile.A_qk), m, words)
+        for half in range(2):
+            of_half = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
+            for step in range(2):
+                row, column = ROWS * step + (lane & 15), ROWS * half + (lane >> 4) * 8
+                of_G = load_matrices(G + swizzle_64B(row, column) // 2, transposed=True)
+                for n in range(2):
+                    of_half[n] = mma_bf16(of_half[n], words[4 * step : 4 * step + 4], of_G[2 * n : 2 * n + 2])
+            left += of_half
+        left = [[found[n][e] - left[n][e] for e in range(4)] for n in range(4)]
+        self.put_rows(field_at(a, self.tile.A_qk), m, words_of_two(left))
 
     @cute.jit
-    def multiply_decays(self, a, b):
-        """lam_a lam_b over lam_a, by one warp, when all have read it."""
+    def complete(self, a, b):
+        """lam_a lam_b over lam_a, and zeros in place of TB_b, by one warp, when all have read them."""
         to, of_b = field_at(a, self.tile.decay), field_at(b, self.tile.decay)
         channel = 4 * cute.arch.lane_idx()
         if channel < self.K:
             first, second = load(to + channel, 4), load(of_b + channel, 4)
             store(to + channel, [first[e] * second[e] for e in range(4)])
+        words = cute.recast_ptr(field_at(b, self.tile.TB), dtype=Uint32) + channel
+        for i in range(C * C // 2 // 128):
+            store(words + 128 * i, [Uint32(0)] * 4)
 
 
 def words_of_two(found):
     """Return rounded accumulators of 16 rows and two times eight columns, in the order of `store_matrices`."""
     return [word for acc in found for word in words_of(acc)]
+
+
+def blocks_of(products):
+    """Return a warp's 16 rows of a product by the tensor core as those of mma.sync, eight columns each."""
+    return [[products[4 * n + e] for e in range(4)] for n in range(C // 8)]
 
 
 class StepState(State):
