@@ -12,7 +12,6 @@ from kda.backends.common.cute.tile import C
 from kda.backends.common.cute.training import TOKENS
 from kda.backends.common.training_plan import TrainingPlan
 from kda.backends.sm90 import launch, plan
-from kda.backends.sm90.bwd.grads import REGISTERS
 from kda.model.force import forcing
 from kda.model.problem import Problem
 from ptxkit.compile.launching import Launch
@@ -62,7 +61,7 @@ def shared(name: str, K: int, launch: Launch) -> str:
 def row(name: str, K: int, counts: Counts, launch: Launch) -> str:
     taken = launch.kernel.registers
     if name == "grads":
-        taken = "MATH {}, LOAD {}".format(*REGISTERS[launch.config.panels])
+        taken = "MATH {}, LOAD {}".format(*launch.config.registers)
     cells = (f"{NAMES.get(name, name)}, {K}", f"{counts.warp_instructions:,.0f}", f"{counts.bytes:,.0f}", taken,
              launch.kernel.spills, shared(name, K, launch))
     return table_row(*cells)

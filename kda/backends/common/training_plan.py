@@ -277,7 +277,7 @@ def map_plan_of(make: Makers, p: Problem, sms: int) -> MapPlan:
 def all_configs(make: Makers, p: Problem) -> Iterator[KernelConfig | None]:
     """Yield the configuration of every kernel that a recorded call of this class can want, some of them twice."""
     shares = shares_config(p)
-    yield from (make.prepare(p), make.grads(p), shares, shares and dataclasses.replace(shares, over_h=True))
+    yield from (make.prepare(p), make.grads(p), shares)
     if p.packed:
         for dtype in OFFSETS:
             yield from (TablesConfig(dtype), states_table(dtype))
@@ -288,7 +288,8 @@ def all_configs(make: Makers, p: Problem) -> Iterator[KernelConfig | None]:
                 continue                                                       # segments of a row have an SM each
             yield from (make.record(backward, cut, alone, results) for results in (True, False))
             yield make.walk(backward, cut, alone)
-            yield from in_one_grid(make, backward, cut).values()
+            for one in in_one_grid(make, backward, cut).values():
+                yield from (one, shares and dataclasses.replace(shares, over_h=one.grads.shares_over_h))
             if cut:
                 yield from (make.carry_back(backward, alone), compose_config(p), compose_back_config(backward))
         yield from (make.fused(backward, clusters, results) for clusters in make.clusters for results in (True, False))

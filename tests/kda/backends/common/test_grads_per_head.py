@@ -23,6 +23,7 @@ from kda.backends.common import training
 from kda.backends.common.tensors import INPUTS
 from kda.backends.sm90 import launch as sm90
 from kda.backends.sm100 import launch as sm100
+from kda.model.bundles import Save
 from kda.model.host import detect
 from kda.model.problem import Problem
 from kda.tools.verify.parity import examine
@@ -102,7 +103,7 @@ def test_a_bias_of_one_gate_per_head_gets_the_sum_over_channels(backend):
         host = detect("cpu")
         d = makes.description(p, host.cc, host.sms, None, (*INPUTS, "of_A_log", "of_dt_bias"))
         scratch = training.Scratch(None, None, None, *(d.draft[name] for name in ("of_A_log", "of_dt_bias")))
-        run = d.draft.done(*training.sums(d, scratch))
+        run = d.draft.done(*training.sums(d, scratch, Save.OWN))
         of_A_log, of_dt_bias = torch.randn(2, d.plan.all_states, p.HV, p.K)
         q = torch.zeros(1, dtype=torch.bfloat16)
         dA_log, ddt_bias = run(q, [q, *[None] * (len(INPUTS) - 1), of_A_log, of_dt_bias])
