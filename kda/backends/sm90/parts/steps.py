@@ -90,7 +90,8 @@ class StepJoiner:
         """What does.  Zeros in place of TB_b follow, when all have read it (`complete`)."""
         warp = self.team.warp()
         self.make_KT(b)
-        cute.arch.sync_warp()                                                  # KT_b is there, the warp's channels
+        # redundant: in the simulator, to which a warp's lanes are one; here one reads what others have stored of KT_b
+        cute.arch.sync_warp()
         self.finish_KT(a, b, G, KT)
         if warp == 2 or warp == 3:
             self.finish_A2(a, b, G, blocks_of(products), warp - 2)
