@@ -206,6 +206,7 @@ class StripsWalk(Walk):
                         store(x.places_of_dh + item * len(places), places)
                     number = cute.arch.atomic_add(x.queue + Queue.ADDED, Int32(1), sem="relaxed", scope="gpu")
                     cute.arch.store(x.queue + (Queue.ITEMS + number), item + 1, sem="release", scope="gpu")
+                    # redundant: its release, not the arrival; WALK reads nothing that PUBLISH has written
                     cute.arch.mbarrier_arrive(s.published + turn)
                 before += 1
 

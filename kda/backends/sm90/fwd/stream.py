@@ -291,13 +291,16 @@ class StreamMaker:
 
     def copy(self, x, work, item, begin: int, end: int):
         """Copy these bytes of both tiles of a step to memory."""
+        # redundant: before the first copy, whose bytes PREPARE has written; the documented use is one per writer
         cute.arch.fence_proxy("async.shared", space="cta")
+        # redundant: before the first copy, whose bytes this warp has not written
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             for tile in range(2):
                 skipped = tile * self.tile.bytes + begin
                 to = x.tiles + (Int64(item.place) * (2 * self.tile.bytes) + skipped)
                 bulk_store(to, work.base + skipped, end - begin)
+            # redundant: behind the first copy, which would join the group of the second one
             cute.arch.cp_async_bulk_commit_group()
 
     def hand_over(self, x, work, item):
