@@ -429,7 +429,8 @@ static bool write_outlines(std::vector<int64_t>& words, PyObject* given, bool la
         }
         if (!THPVariable_CheckExact(object)) return false;
         const at::Tensor& x = THPVariable_Unpack(object);
-        if (x.layout() != at::kStrided || x.is_meta() || x.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return false;
+        if (x.layout() != at::kStrided || x.is_nested() || x.is_meta() ||
+            x.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return false;
         words.push_back(x.dim() << 32 | static_cast<int64_t>(x.scalar_type()) << 16 |
                         static_cast<int64_t>(x.device().type()) << 8 | static_cast<uint8_t>(x.device().index()));
         words.insert(words.end(), x.sizes().begin(), x.sizes().end());

@@ -146,6 +146,17 @@ def test_one_output_alone_may_have_a_gradient(which, take, session):
     assert equal(found["C++"], found["Python"])
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_nested_tensor_has_no_key(way, take):
+    """It has no sizes, which torch refuses to say; the checks of inputs name it."""
+    take(way)
+    plain = torch.zeros(3, 2)
+    nested = torch.nested.nested_tensor([plain, plain])
+    assert node.outlines((plain,) * 8) is not None
+    assert node.outlines((nested, *(plain,) * 7)) is None and node.outlines((*(plain,) * 7, nested)) is None
+
+
 def test_a_second_backward_is_refused_and_runs_if_the_graph_is_kept(way):
     leaves = leaves_of(case := make(SPEC))
     (o, do), _ = forward(case, leaves)
