@@ -217,7 +217,7 @@ def test_what_is_kept_has_the_bits_of_two_kernels(name, takes):
     found, session = results(call, Save.OWN)
     assert_nothing_found(session)
     assert clusters_of(call) == (call.form.ctas, call.form.sharing or 0)
-    assert len(session.launches) == 1 + 2 * call.packed
+    assert len(session.launches) == 1 + call.packed
     takes(TWO_KERNELS)
     assert_the_same(found, results(call, Save.OWN)[0])
 
