@@ -3,10 +3,11 @@
 # minutes, alone on the GPU; `benchmarks/everything.sh checks FOLDER [CHECKOUT OF FLA]` in 3, several at a time.  And of the Hopper
 # forward: `benchmarks/everything.sh hopper FOLDER`, in 5, what is least known first; all that is printed is in FOLDER.
 # `benchmarks/everything.sh questions FOLDER` times what docs/ only predicts, on a Hopper GPU, in 9;
-# `benchmarks/everything.sh tables FOLDER h200` what the tables of docs/results/sm90.md have, of this card, in 5.
+# `benchmarks/everything.sh tables FOLDER CARD` what the tables of docs/results/sm90.md have; CARD, such as h200, begins
+# the names of its files.  Nothing else may run beside it: kernels are built and results compared before each timing.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?times, checks, hopper or questions} out=${2:?a folder for the results} fla=${3:-}
+what=${1:?times, checks, hopper, questions or tables} out=${2:?a folder for the results} third=${3:-}
 mkdir -p "$out"
 
 times() {
@@ -44,11 +45,11 @@ questions() {
 }
 
 tables() {
-    local card=${fla:?the card that the results are named after, such as h200} few=(h64-8k h96-8k kimi-8k h16-8k h8-32k h64-8x1k h64-1k h12-4k)
+    local card=${third:?the card, such as h200} few=(h64-8k h96-8k kimi-8k h16-8k h8-32k h64-8x1k h64-1k h12-4k)
     bench() {                                                            # NAME SHAPES OPTIONS
         local shapes=() name
         for name in $2; do shapes+=(--shape "$name"); done
-        run "$1" 300 python -m kda bench --backend sm90 --graph --repeats 40 "${shapes[@]}" "${@:3}" --save "$out/$card-sm90-$1.json"
+        run "$1" 600 python -m kda bench --backend sm90 --graph --repeats 40 "${shapes[@]}" "${@:3}" --save "$out/$card-sm90-$1.json"
     }
     bench forward "${few[*]} h64-mixed h4-64k h4-2k h64-8k-64" --direction forward
     bench forward-softplus "h64-8k kimi-8k h16-8k" --direction forward --gate softplus
@@ -76,7 +77,7 @@ hopper() {
 
 checks() {
     python -m benchmarks.sanitized                                       # builds what the others run
-    [ -z "$fla" ] || python -m benchmarks.fla_tests "$fla" -q -n 5 > "$out/fla.log" 2>&1 &
+    [ -z "$third" ] || python -m benchmarks.fla_tests "$third" -q -n 5 > "$out/fla.log" 2>&1 &
     python -m pytest -q -n 9 tests/gpu > "$out/tests.log" 2>&1 &
     for tool in memcheck racecheck; do
         compute-sanitizer --tool $tool python -m benchmarks.sanitized > "$out/$tool.log" 2>&1 &

@@ -58,8 +58,8 @@ RemadeArguments = ReverseArguments.and_more(
 
 @dataclass(frozen=True)
 class ReverseConfig(KernelConfig):
-    """The options of bwd/walk and of bwd/grads.  `remade`: this backward made the tiles, which nobody reads again, and
-    dh of an item lies over its tiles."""
+    """The options of bwd/walk and of bwd/grads.  With `remade`, this backward made the tiles and does not need them
+    after the walk: dh of an item lies over the item's tiles."""
 
     walk: WalkConfig
     grads: GradsConfig

@@ -6,8 +6,9 @@ CTAs remove items in the order in which they were added: L2 still has dv, dh and
 that walk have the lower indices and never wait for another CTA, so every item comes, on any number of SMs.  An item has
 the same bits in every CTA.
 
-If this backward made the tiles, dh of an item lies over its own two: a walk has both in shared memory when it stores
-dh, and nobody reads them again.  r may lie where dq comes, which LOAD stores when the item's r was read.
+If this backward made the tiles, it does not need them after the walk, and dh of an item lies over the item's two tiles:
+a walk stores dh when both are in shared memory.  r may lie in the memory of dq: LOAD stores dq of an item when MATH has
+read the item's r.
 
   CTA                 warps; K = V = 64  role     does
   walks               0-7    0-3         WALK     as in bwd/walk: a warpgroup has 64 columns of dh

@@ -66,8 +66,8 @@ class StepJoiner:
 
     @cute.jit
     def begin(self, a, b, G):
-        """What does not need the second chunk's TB, while that is computed; G is (C, C).  Returns KT_a, unrounded, and
-        qg_b @ KT_a^T, of which warps 2 and 3 have 16 rows each."""
+        """Join what does not need the second chunk's TB, while INVERSE computes that; G is (C, C).  Return KT_a,
+        unrounded, and qg_b @ KT_a^T, of which warps 2 and 3 have 16 rows each."""
         warp = self.team.warp()
         rows, half = warp & 3, warp >> 2
         KT, products, A2 = self.make_KT(a), self.tensor_core.accumulator(), [Uint32(0)] * 8
@@ -87,7 +87,7 @@ class StepJoiner:
 
     @cute.jit
     def finish(self, a, b, G, KT, products):
-        """What does.  Zeros in place of TB_b follow, when all have read it (`complete`)."""
+        """Join what needs the second chunk's TB.  `complete` writes zeros over TB_b when all warps have read it."""
         warp = self.team.warp()
         self.make_KT(b)
         # redundant: in the simulator, to which a warp's lanes are one; here one reads what others have stored of KT_b
@@ -208,7 +208,7 @@ class StepJoiner:
 
     @cute.jit
     def complete(self, a, b):
-        """lam_a lam_b over lam_a, and zeros in place of TB_b, by one warp, when all have read them."""
+        """Write lam_a lam_b over lam_a, and zeros over TB_b.  One warp does it when all warps have read both."""
         to, of_b = field_at(a, self.tile.decay), field_at(b, self.tile.decay)
         channel = 4 * cute.arch.lane_idx()
         if channel < self.K:
