@@ -4,7 +4,7 @@ from kda.routing.capability import Capability, Rule
 
 from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, GRID, ONE_BETA, rules_of, runs_on, saves_opaque
 
-ARCHS = "sm100", "sm103", "sm110"            # the same code; only the line that names the target differs
+ARCHS = "sm100", "sm103", "sm110"            # the same source, and but for `shares` the same PTX
 
 # Rules that only backwards have to satisfy, whatever their lengths.
 BACKWARD = (
