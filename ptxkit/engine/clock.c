@@ -282,6 +282,11 @@ static double through_l2(Clock *c, double from, u64 sector, bool store) {
     return latest(done, take(&c->hbm, from, SECTOR / p->hbm_rate) + SECTOR / p->hbm_rate + (store ? 0 : p->hbm_latency));
 }
 
+double clock_operands(const Warp *w, double from, double bytes) {
+    double clocks = bytes / w->machine->time->p->operand_rate;
+    return take(&sm_of(w)->shared, from, clocks) + clocks;
+}
+
 void clock_shared(Warp *w, u64 passes) {
     if (w->time) w->time->passes += (double)passes;
 }
@@ -380,7 +385,7 @@ void clock_tmem(Warp *w, u32 columns, bool store) {
     WarpTime *t = w->time;
     if (!t) return;
     const ClockSetting *p = w->machine->time->p;
-    double *end = store ? &t->stores_end : &t->loads_end;
-    t->loaded = latest(*end, t->start + p->tmem_latency) + columns * p->tmem_column; /* one after the other */
-    *end = t->loaded;
+    double *end = store ? &t->stores_end : &t->loads_end, clocks = columns * p->tmem_column;
+    t->loaded = take(&sm_of(w)->tmem[w->index % 4][store], t->start, clocks) + clocks + p->tmem_latency;
+    *end = latest(*end, t->loaded);
 }

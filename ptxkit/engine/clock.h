@@ -59,7 +59,7 @@ struct ClockSetting {
     double ahead_registers; /* registers that loads moved ahead may fill */
     double queue_fma, queue_alu, queue_special, queue_mio, queue_registers, queue_shared; /* clocks of work that a unit queues before its warps stall */
     double shared_latency, shared_pass, l1_latency, l2_latency, hbm_latency, l2_rate, hbm_rate; /* rates: bytes a clock, of the SMs in detail together */
-    double wgmma_latency, wgmma_alone, tensor_rate, tensor_latency, tensor_short; /* tensor_rate: 16-bit multiply-adds a clock of tcgen05 */
+    double wgmma_latency, wgmma_alone, tensor_rate, tensor_latency, tensor_short, operand_rate; /* of tcgen05: 16-bit multiply-adds, and bytes of operands, a clock */
     double tmem_latency, tmem_column;
     double barrier_base, barrier_warp, mbarrier_wake, remote_arrival, cluster_wake;
     double tma_latency, tma_rate, tma_store_rate, dsmem_latency, dsmem_rate, cp_async_latency, async_latency;
@@ -81,7 +81,7 @@ typedef struct {
 } Unit;
 
 typedef struct {
-    Unit issue[4], pipe[4][PIPES], shared, tma, tcgen05;
+    Unit issue[4], pipe[4][PIPES], shared, tma, tcgen05, tmem[4][2]; /* tmem: of 32 lanes each, loads and stores */
     u64 *tag;    /* the L1's: line << 4, and a bit for each of its sectors */
     s32 warps;   /* warps that have started: the next CTA's go to the quarters from there on */
 } Sm;
@@ -141,6 +141,7 @@ static inline double time_of(const Machine *m) { return m->time ? m->time->now :
 static inline void wake_at(Warp *w, double until) { /* it does not go on before */
     if (w->time && until > w->time->wake) w->time->wake = until;
 }
+double clock_operands(const Warp *w, double from, double bytes); /* when a product of tcgen05 has read so much of shared memory */
 void clock_shared(Warp *w, u64 passes);
 void clock_global(Warp *w, const Ins *i, const u64 *sector, int n); /* sectors: addresses / 32 */
 void clock_wgmma(Warp *w, const Ins *i);

@@ -25,8 +25,9 @@ static void begin_in_turn(Queue *q, const Clock *c) { /* the first of a queue wh
     }
     double begins = work->sent > q->free_at ? work->sent : q->free_at;
     q->free_at = begins + work->duration;
+    if (work->operands) q->free_at = fmax(q->free_at, clock_operands(work->warp, begins, work->operands));
     work->finish = q->free_at + work->tail;
-    sm_of(work->warp)->tcgen05.busy += work->duration;
+    sm_of(work->warp)->tcgen05.busy += q->free_at - begins;
     trace_warp(work->warp, TRACE_TCGEN05, work->ins->index, 0, begins, q->free_at);
 }
 

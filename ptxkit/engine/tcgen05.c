@@ -502,6 +502,10 @@ static double clocks_of(const Mma *m, double rate) {
     return (double)(rows < 128 ? 128 : rows) * m->n * m->k * bits / 16 / rate;
 }
 
+static double operand_bytes(const Mma *m) { /* that each CTA reads from shared memory */
+    return (double)((m->a_in_tmem ? 0 : m->m) + m->n) / m->layout->group * K_BYTES;
+}
+
 static Outcome op_mma(Warp *w, const Ins *i, u32 lanes) {
     Cta *ctas[2];
     for (u32 rest = lanes; rest; rest &= rest - 1) {
@@ -510,7 +514,9 @@ static Outcome op_mma(Warp *w, const Ins *i, u32 lanes) {
         if (!tensor_ctas(w, i, l, (int)i->mod[TCGEN05_MMA_GROUP], ctas)) return YIELD;
         if (!read_mma(w, i, l, &m)) continue;
         Work *work = send(w, i, l, m.layout->group, run_mma, &m, sizeof m);
-        if (w->time) work->duration = clocks_of(&m, w->machine->time->p->tensor_rate);
+        if (!w->time) continue;
+        work->duration = clocks_of(&m, w->machine->time->p->tensor_rate);
+        work->operands = operand_bytes(&m);
     }
     return NEXT;
 }

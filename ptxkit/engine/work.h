@@ -15,8 +15,8 @@ struct Work {
     u32 lanes;       /* who sent it off; one piece of work if several lanes ask for the same */
     u8 lane;         /* the first of them */
     /* with a clock: when it was sent, has read its sources, will be done; finish 0: when its turn in the queue comes, it takes
-     * `duration`, and others hear of it `tail` later */
-    double sent, read, finish, duration, tail;
+     * `duration`, or as long as it reads `operands`, bytes of shared memory, and others hear of it `tail` later */
+    double sent, read, finish, duration, operands, tail;
     u8 data[] __attribute__((aligned(16))); /* the family's own */
 };
 

@@ -1,7 +1,8 @@
 """Builds the kernels of a group, looks at their machine code, launches them and hands figures over.
 
-Three ways. On a GPU kernels run and clocks are read. In the simulator they run on CPU tensors and few trips: results
-are checked, clocks mean nothing. Without either they are only built and looked at, and every clock reads the same.
+Four ways. On a GPU ("gpu") kernels run and clocks are read. In the simulator with a clock ("predicted") the clocks of a
+chip are read. In the simulator without one ("simulated") few trips run: results are checked, clocks mean nothing.
+Without either ("dry") kernels are only built and looked at, and every clock reads the same.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Built(NamedTuple):
 class Bench:
     def __init__(self, group: str, target: Target, report: Callable[[Figure], Any], way: str = "gpu", sms: int = 132):
         self.group, self.target, self.report, self.way, self.sms = group, target, report, way, sms
-        self.gpu = way == "gpu"
+        self.gpu, self.timed = way == "gpu", way in ("gpu", "predicted")
         self.device = "cuda" if self.gpu else "cpu"
         self.runs = RUNS if self.gpu else 1
         self.out = self.zeros(1 << 16)       # what kernels write results to; zero from 4096 on
@@ -93,7 +94,7 @@ class Bench:
     # ------------------------------------------------------------------------------------------------------- launches
 
     def trips(self, count: int, few: int = 2) -> int:
-        return count if self.gpu else few
+        return count if self.timed else few
 
     def launch(self, built: Built, *args: Any, grid: int = 1, block: int = 32, **shape: Any) -> None:
         if self.way != "dry":
@@ -117,7 +118,7 @@ class Bench:
 
     def _read(self, x: Tensor) -> Tensor:
         """Return a tensor of clocks, once the GPU is done with it."""
-        if not self.gpu:
+        if not self.timed:
             x.view(-1)[1::2] = x.view(-1)[::2] + FAKE
         return x.cpu()
 

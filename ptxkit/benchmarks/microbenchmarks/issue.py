@@ -37,6 +37,7 @@ class Link(NamedTuple):
     b: int = 0
     c: int = 0
     ends: str = ""                           # with what it ends after N of them, in Python; "" where that is not said
+    wide: bool = False                       # whether its chain is a pair of registers
 
 
 OPS = {
@@ -76,6 +77,12 @@ OPS = {
     "redux": Link("redux.sync.and.b32 %0, %0, -1;", "REDUX", 7, 0, 0, "7"),
     "movmatrix": Link("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;", "MOVM", 7, 0, 0, ""),
 }
+PAIRS = {                                    # Blackwell and later
+    "fma.f32x2": Link(
+        "{ .reg .b64 b, c; mov.b64 b, {%1, %1}; mov.b64 c, {%2, %2}; fma.rn.f32x2 %0, %0, b, c; }", "FFMA2", 0, ONE, ONE,
+        "bits(N)", wide=True,
+    ),
+}
 
 # per instruction of a mix: one letter; the body repeats it until UNROLLED is full
 LETTERS = {"f": "fma.f32", "h": "fma.bf16x2", "i": "mad.s32", "a": "lop3", "p": "prmt", "c": "cvt.bf16x2.f32",
@@ -94,16 +101,19 @@ BURST = 1, 2, 4, 8, 12, 16, 24, 32
 
 
 def statement(op: Link, chain: str, b: str = "b", c: str = "c") -> str:
-    return f'      asm volatile("{op.ptx}" : "+r"({chain}) : {frame.registers("r", [b, c])});'
+    kept = "+l" if op.wide else "+r"
+    return f'      asm volatile("{op.ptx}" : "{kept}"({chain}) : {frame.registers("r", [b, c])});'
 
 
 def source_of(op: Link, chains: int) -> str:
     names = [f"x{n}" for n in range(chains)]
+    word, first = ("u64", "0x100000001ull * first") if op.wide else ("u32", "first")
+    halves = "all = all >> 32 == (u32)all ? all : 0xdeadbeef;" if op.wide else ""
     agree = " ".join(f"all = all == {x} ? all : 0xdeadbeef;" for x in names)
     return frame.loop(
         "\n".join(statement(op, f"x{n % chains}") for n in range(UNROLLED)),
-        setup=f"u32 {', '.join(f'{x} = first + out[4096 + threadIdx.x]' for x in names)};",
-        finish=f"u32 all = {names[0]}; {agree} out[threadIdx.x] = all;",
+        setup=f"{word} {', '.join(f'{x} = {first} + out[4096 + threadIdx.x]' for x in names)};",
+        finish=f"{word} all = {names[0]}; {agree} {halves} out[threadIdx.x] = all;",
         params="u32 first, u32 b, u32 c",
     )
 
@@ -129,7 +139,7 @@ def run(bench: Bench, built, op: Link, block: int, chains: int) -> tuple[list[fl
 
 def each(bench: Bench) -> None:
     instructions = bench.trips(TRIPS) * UNROLLED
-    for name, op in OPS.items():
+    for name, op in (OPS | (PAIRS if bench.target.cc >= (10, 0) else {})).items():
         built = bench.build(source_of(op, 1), sass_of(op, UNROLLED))
         clocks, fault = run(bench, built, op, 32, 1)
         if name == "fma.f32":                # since Volta; else the loop or the clock is not what it seems

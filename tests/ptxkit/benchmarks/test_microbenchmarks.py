@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ptxkit import capture
-from ptxkit.benchmarks.microbenchmarks import frame, issue, wgmma
+from ptxkit.benchmarks.microbenchmarks import frame, issue, tcgen05, wgmma
 from ptxkit.benchmarks.microbenchmarks.bench import Bench, Skip, disassembler
 from ptxkit.benchmarks.microbenchmarks.figures import EXPECTED, Figure, Results
 from ptxkit.benchmarks.microbenchmarks.groups import GROUPS, Message, in_child, module_of
@@ -66,6 +66,22 @@ def test_results_are_correct_and_nothing_was_removed(group, arch):
 def test_what_a_chip_has_not_is_left_out_with_a_sentence(group, arch):
     with pytest.raises(Skip, match="alone"):
         module_of(group).measure(bench(group, arch)[0])
+
+
+@pytest.mark.parametrize("one, steps", [
+    *((tcgen05.Umma(m, n), 0) for m in (128, 64) for n in (64, 128)), (tcgen05.Umma(128, 64, "TS"), 0),
+    *((tcgen05.Umma(m, 64), steps) for m in (128, 64) for steps in (1, 4)),
+], ids=lambda x: getattr(x, "name", x))
+def test_products_take_in_the_clock_of_a_b200_what_others_measured_on_one(one, steps):
+    predicting, figures = bench("tcgen05", BLACKWELL, "predicted")
+    with capture(arch="sm_100a", clock="b200"):
+        if steps:
+            tcgen05.product(predicting, f"{one.name}: {steps} steps, commit and wake", one, steps, True)
+        else:
+            tcgen05.product(predicting, f"{one.name}: a step, no waits", one, 8, False, per=8)
+    (figure,), expected = figures, EXPECTED["tcgen05", figures[0].name]
+    assert expected.source == "published" and not figure.fault
+    assert figure.value == pytest.approx(expected.value, rel=0.05)
 
 
 # --------------------------------------------------------------------------------------------------- what is noticed
@@ -152,7 +168,7 @@ def test_the_results_on_record_have_no_faults(results):
 
 def test_everything_expected_was_measured(results):
     names = {(figure["group"], figure["name"]) for figure in results["figures"]}
-    assert {name for name in EXPECTED if name[0] != "tcgen05"} <= names
+    assert {name for name in EXPECTED if name[0] != "tcgen05" and "f32x2" not in name[1]} <= names
 
 
 @pytest.mark.slow

@@ -316,16 +316,52 @@ def tcgen05(times, m, n, loads=""):
 
 
 @pytest.mark.parametrize("m, n", [(128, 64), (128, 32), (64, 64)])
-def test_tcgen05_products_cost_their_rate_and_those_of_64_rows_as_much_as_of_128(m, n):
+def test_tcgen05_products_cost_their_rate_with_64_rows_as_with_128_or_what_their_operands_take(m, n):
     few, many = tcgen05(8, m, n), tcgen05(24, m, n)
-    assert (many.clocks - few.clocks) / 16 == pytest.approx(128 * n * 16 / B200.tensor_rate)
+    clocks = max(128 * n * 16 / B200.tensor_rate, (m + n) * 32 / B200.operand_rate)
+    assert (many.clocks - few.clocks) / 16 == pytest.approx(clocks)
     assert many.warps[1]["mbarrier"] > many.warps[1]["tensor"]
+
+
+WORDS = ", ".join(f"%r{k}" for k in range(16, 48))
+TENSOR_MEMORY = f"""setp.eq.u32 %p1, %r3, 0; setp.lt.u32 %p2, %r3, 4;
+    @%p1 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4], 32;
+    tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync;
+    ld.shared.u32 %r8, [%r4]; and.b32 %r9, %r3, 3; shl.b32 %r9, %r9, 21; add.u32 %r9, %r8, %r9;
+    {"".join(f"mov.u32 {word}, 0;" for word in WORDS.split(", "))}
+    @%p2 tcgen05.st.sync.aligned.32x32b.x32.b32 [%r9], {{{WORDS}}};
+    @%p2 tcgen05.wait::st.sync.aligned;
+    tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync;
+    LOADS tcgen05.wait::ld.sync.aligned;
+    tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync;
+    @%p1 tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
+    @%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 32;"""
+
+
+def loads_of_tensor_memory(times, warps):
+    """Return the clock of loads of four columns, each into registers of its own; so many warps share four quadrants."""
+    words = (", ".join(f"%r{16 + 4 * n + k}" for k in range(4)) for n in range(times))
+    loads = "".join(f"tcgen05.ld.sync.aligned.32x32b.x4.b32 {{{four}}}, [%r9];" for four in words)
+    return timed(TENSOR_MEMORY.replace("LOADS", loads), block=32 * warps, clock="b200", target="sm_100a").clock
 
 
 def test_loads_of_tensor_memory_cost_their_columns():
     one = "tcgen05.ld.sync.aligned.32x32b.x32.b32 {" + ", ".join(f"%x{k}" for k in range(32)) + "}, [%r9];"
     few, many = (tcgen05(1, 128, 64, loads=one * n + tensor_core.LOADED) for n in (2, 10))
     assert (many.clocks - few.clocks) / 8 == pytest.approx(32 * B200.tmem_column)
+
+
+@pytest.mark.parametrize("warps, sharing", [(4, 1), (8, 2), (16, 4)])
+def test_warps_of_a_quadrant_share_its_way_to_tensor_memory(warps, sharing):
+    clocks = [loads_of_tensor_memory(n, warps).clocks for n in (2, 10)]
+    assert (clocks[1] - clocks[0]) / 8 == pytest.approx(sharing * 4 * B200.tmem_column)
+
+
+def test_two_floats_at_once_take_a_slot_and_twice_the_unit():
+    one, pair = (each(body, clock="b200", target="sm_100a", block=512) for body in (
+        "fma.rn.f32 %f1, %f1, %f1, %f1; fma.rn.f32 %f2, %f2, %f2, %f2;", "fma.rn.f32x2 %rd4, %rd4, %rd4, %rd4;",
+    ))
+    assert one == pair == 4 * 2 * B200.fma_busy
 
 
 # ---- whole launches
