@@ -1,6 +1,6 @@
 """The pages of the site that are written from data, which its build does, too.
 
-    python ptxkit/docs/from_data.py   # ptxkit/docs/planted_faults.md, kernels_of_others.md and constants.md
+    python ptxkit/docs/from_data.py   # planted_faults.md, kernels_of_others.md, constants.md, assumptions.md
 
 The data are in git, and tests compare them with the code; the pages are not.
 """
@@ -11,6 +11,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+from ptxkit.benchmarks.microbenchmarks import assumptions
 from ptxkit.benchmarks.microbenchmarks import page as of_constants
 from ptxkit.benchmarks.others import page as of_others
 from ptxkit.docs import shared
@@ -43,6 +44,7 @@ def constants():
 
 PAGES = {
     HERE / "planted_faults.md": faults, HERE / "kernels_of_others.md": others, HERE / "constants.md": constants,
+    HERE / "assumptions.md": assumptions.page,
 }
 
 

@@ -103,8 +103,7 @@ def _arithmetic(ins, chip):
     if op in SHUFFLES:
         return Cost(latency=chip.shuffle_latency, busy={"mio": chip.mio_busy}, stall="short")
     if op in ("add", "sub", "mul", "fma", "mad") and parts & FLOATS:
-        pairs = 2 if "f32x2" in parts else 1
-        return Cost(busy={"fma": chip.fma_busy * pairs}, latency=chip.fma_latency)
+        return Cost(busy={"fma": chip.pair_busy if "f32x2" in parts else chip.fma_busy}, latency=chip.fma_latency)
     slots = 2 if op in TWICE and parts & WIDE else 1
     return Cost(slots, {"alu": chip.alu_busy * slots}, chip.alu_latency)
 

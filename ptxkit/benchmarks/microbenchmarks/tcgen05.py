@@ -21,6 +21,7 @@ STEPS = 1, 2, 4, 8
 WIDTHS = 1, 2, 4, 8, 16, 32, 64, 128
 EACH = {"32x32b": 1, "16x256b": 4}           # registers of a thread for each repetition,
 COLUMNS_OF = {"32x32b": 1, "16x256b": 8}     # and columns
+SASS = {"ld": "LDTM", "st": "STTM"}
 
 
 class Umma(NamedTuple):
@@ -156,29 +157,32 @@ def moved(kind: str, shape: str, width: int, turn: int) -> tuple[str, list[str]]
     return f'asm volatile("{text} [%{len(names)}], {regs};" :: {ins}, "r"({address}) : "memory");', names
 
 
-def moves(bench: Bench) -> None:
-    """Loads and stores of so many columns by one and by four warps: each waited for, and several waited for at once."""
+def move(bench: Bench, kind: str, shape: str, width: int, turns: int, *warps: int) -> None:
+    """Time loads or stores of so many columns, so many of which are waited for at once, by so many warps each."""
     take, give = allocation(1)
-    trips = bench.trips(TRIPS)
-    for kind, sass in (("ld", "LDTM"), ("st", "STTM")):
-        waiting = f'asm volatile("tcgen05.wait::{kind}.sync.aligned;" ::: "memory");'
+    waiting = f'asm volatile("tcgen05.wait::{kind}.sync.aligned;" ::: "memory");'
+    lines, registers = zip(*(moved(kind, shape, width, turn) for turn in range(turns)))
+    names = list(dict.fromkeys(x for each in registers for x in each))
+    use = f"all += {' + '.join(names)};" if kind == "ld" else ""
+    words = ", ".join(f"{x} = threadIdx.x" for x in names)
+    setup = f"{take}\n  u32 all = 0, {words};\n  clear_columns(mine, 1, {COLUMNS});"
+    finish = f"out[threadIdx.x] = all;\n  {give}"
+    text = frame.loop("\n".join([*lines, waiting, use]), setup, finish, threads=128, outside=HELPERS)
+    built, trips = bench.build(text, {SASS[kind]: turns}), bench.trips(TRIPS)
+    for count in warps:
+        clocks = bench.clocks(built, trips, block=32 * count)
+        ends, total = (trips + frame.WARM) * len(names), bench.results(1)[0]
+        fault = bench.wrong(f"the sum is {total}, not {ends}", kind == "st" or total == ends)
+        name = f"tcgen05.{kind} {shape}.x{width}, {turns} ahead of a wait, {count} warps"
+        bench.each(name, clocks, trips * turns, built.fault, fault)
+
+
+def moves(bench: Bench) -> None:
+    """Loads and stores by one and by four warps: each waited for, and several waited for at once."""
+    for kind in SASS:
         for shape, width in ((shape, width) for shape in EACH for width in WIDTHS if width * EACH[shape] <= 128):
-            several = min(8, 128 // (width * EACH[shape]))
-            for turns in sorted({1, several}):
-                lines, registers = zip(*(moved(kind, shape, width, turn) for turn in range(turns)))
-                names = list(dict.fromkeys(x for each in registers for x in each))
-                use = f"all += {' + '.join(names)};" if kind == "ld" else ""
-                words = ", ".join(f"{x} = threadIdx.x" for x in names)
-                setup = f"{take}\n  u32 all = 0, {words};\n  clear_columns(mine, 1, {COLUMNS});"
-                finish = f"out[threadIdx.x] = all;\n  {give}"
-                text = frame.loop("\n".join([*lines, waiting, use]), setup, finish, threads=128, outside=HELPERS)
-                built = bench.build(text, {sass: turns})
-                for warps in (1, 4):
-                    clocks = bench.clocks(built, trips, block=32 * warps)
-                    ends, total = (trips + frame.WARM) * len(names), bench.results(1)[0]
-                    fault = bench.wrong(f"the sum is {total}, not {ends}", kind == "st" or total == ends)
-                    name = f"tcgen05.{kind} {shape}.x{width}, {turns} ahead of a wait, {warps} warps"
-                    bench.each(name, clocks, trips * turns, built.fault, fault)
+            for turns in sorted({1, min(8, 128 // (width * EACH[shape]))}):
+                move(bench, kind, shape, width, turns, 1, 4)
 
 
 def measure(bench: Bench) -> None:

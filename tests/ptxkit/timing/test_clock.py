@@ -361,7 +361,7 @@ def test_two_floats_at_once_take_a_slot_and_twice_the_unit():
     one, pair = (each(body, clock="b200", target="sm_100a", block=512) for body in (
         "fma.rn.f32 %f1, %f1, %f1, %f1; fma.rn.f32 %f2, %f2, %f2, %f2;", "fma.rn.f32x2 %rd4, %rd4, %rd4, %rd4;",
     ))
-    assert one == pair == 4 * 2 * B200.fma_busy
+    assert one == 4 * 2 * B200.fma_busy and pair == 4 * B200.pair_busy
 
 
 # ---- whole launches
