@@ -122,6 +122,7 @@ class PredictedCall(NamedTuple):
     shape: BenchShape
     step: bool                               # a training forward and its backward
     apart: bool = False                      # whether these are functions of their own, between which nothing is saved
+    keeps: bool | str = False                # what a step is given as disable_recompute
 
     @property
     def row(self) -> int:
@@ -198,18 +199,21 @@ class PredictedCall(NamedTuple):
                 session.around = functools.partial(around, of_backward=True)
                 kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=self.backend)
             return
-        o, ht, *_ = kda.chunk_kda(**case.keywords | leaves_of(case.keywords), backend=self.backend)
+        keeps: dict[str, Any] = {"disable_recompute": self.keeps} if self.keeps else {}
+        o, ht, *_ = kda.chunk_kda(**case.keywords | leaves_of(case.keywords), **keeps, backend=self.backend)
         if backward:
             session.around = functools.partial(around, of_backward=True)
             torch.autograd.backward((o, ht), (case.do, case.dht))
 
 
-def predict(arch: str, chip: str, backend: str, shape: BenchShape, step: bool, apart: bool = False) -> Prediction:
+def predict(
+    arch: str, chip: str, backend: str, shape: BenchShape, step: bool, apart: bool = False, keeps: bool | str = False
+) -> Prediction:
     """Predict a forward, or (step) a training forward and its backward, of which nothing is saved if they are apart."""
-    call = PredictedCall(arch, backend, shape, step, apart)
+    call = PredictedCall(arch, backend, shape, step, apart, keeps)
     if not step:
-        return Prediction(_way(call, chip, False))
-    plain = call._replace(step=False)
+        return Prediction(_way(call._replace(keeps=False), chip, False))
+    plain = call._replace(step=False, keeps=False)
     measured, alone = ([*map(_signature, one.launches(one.row, False))] for one in (call, plain))
     forward = _way(plain if measured == alone else call, chip, False)
     return Prediction(forward + _way(call, chip, True))

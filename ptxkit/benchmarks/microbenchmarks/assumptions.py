@@ -70,9 +70,9 @@ class Difference(NamedTuple):
         return abs(self.constant.value / self.measured - 1) if self.measured else 0.0
 
     def __str__(self) -> str:
-        value, measured = f"{self.constant.value:.4g}", NOT_MEASURED if self.measured is None else f"{self.measured:.4g}"
-        share = "" if self.measured is None else f"{self.off:6.0%}"
-        return f"{self.assumption.constant:18} {value:>9} {measured:>9} {share:>6}  {self.constant.how}: {self.constant.source}"
+        unknown, known = self.measured is None, f"{self.constant.how}: {self.constant.source}"
+        measured, share = (NOT_MEASURED, "") if unknown else (f"{self.measured:.4g}", f"{self.off:.0%}")
+        return f"{self.assumption.constant:18} {self.constant.value:>9.4g} {measured:>9} {share:>6}  {known}"
 
 
 def differences(chip: ChipClock, figures: Sequence[Mapping[str, Any]]) -> list[Difference]:
@@ -80,7 +80,8 @@ def differences(chip: ChipClock, figures: Sequence[Mapping[str, Any]]) -> list[D
     counts as missing."""
     values = {(figure["group"], figure["name"]): figure["value"] for figure in figures if not figure["fault"]}
     known = [(one, chip.constants[one.constant]) for one in ASSUMPTIONS]
-    found = [Difference(one, constant, one.measured(chip, values)) for one, constant in known if constant.source != NONE]
+    known = [(one, constant) for one, constant in known if constant.source != NONE]
+    found = [Difference(one, constant, one.measured(chip, values)) for one, constant in known]
     return sorted(found, key=lambda one: -one.off)
 
 
@@ -95,7 +96,7 @@ def page() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog=f"python -m {__name__}", description="Constants of the clock that a GPU refutes.")
+    parser = argparse.ArgumentParser(prog=f"python -m {__name__}", description="What a GPU says of the clock.")
     parser.add_argument("chip", choices=sorted(CHIPS), help="whose constants")
     parser.add_argument("figures", type=Path, help="what the microbenchmarks wrote on that GPU (--json)")
     args = parser.parse_args()

@@ -79,8 +79,8 @@ OPS = {
 }
 PAIRS = {                                    # Blackwell and later
     "fma.f32x2": Link(
-        "{ .reg .b64 b, c; mov.b64 b, {%1, %1}; mov.b64 c, {%2, %2}; fma.rn.f32x2 %0, %0, b, c; }", "FFMA2", 0, ONE, ONE,
-        "bits(N)", wide=True,
+        "{ .reg .b64 b, c; mov.b64 b, {%1, %1}; mov.b64 c, {%2, %2}; fma.rn.f32x2 %0, %0, b, c; }", "FFMA2",
+        0, ONE, ONE, "bits(N)", wide=True,
     ),
 }
 

@@ -24,15 +24,20 @@ def test_the_figures_of_an_h200_give_every_constant_of_its_clock():
     assert max(one.off for one in found.values()) < 0.04
 
 
+def figures_where(name, **fields):
+    """Return the figures of the H200, one of them changed."""
+    return [one | fields if one["name"] == name else one for one in FIGURES]
+
+
 def test_a_figure_that_refutes_a_constant_comes_first():
-    slower = [one | {"value": 40.0} if one["name"] == "HBM, 132 SMs" else one for one in FIGURES]
+    slower = figures_where("HBM, 132 SMs", value=40.0)
     first, *_ = differences(H200, slower)
     assert (first.assumption.constant, first.measured) == ("hbm_rate", 40 * 132)
     assert str(first).split()[:4] == ["hbm_rate", "2244", "5280", "57%"]
 
 
 def test_a_figure_with_a_fault_refutes_nothing():
-    faulty = [one | {"value": 40.0, "fault": "the sum is wrong"} if one["name"] == "HBM, 132 SMs" else one for one in FIGURES]
+    faulty = figures_where("HBM, 132 SMs", value=40.0, fault="the sum is wrong")
     (found,) = (one for one in differences(H200, faulty) if one.assumption.constant == "hbm_rate")
     assert found.measured is None and found.off == 0
 
@@ -41,8 +46,9 @@ def test_each_figure_is_one_that_the_microbenchmarks_measure_on_a_b200(monkeypat
     monkeypatch.setattr(Bench, "build", lambda *args, **words: Built(None, ""))
     names = set()
     for group in GROUPS.keys() - {"wgmma"}:
-        bench = Bench(group, parse("sm100"), lambda figure: names.add((figure.group, figure.name)), "dry", int(B200.sms))
-        module_of(group).measure(bench)
+        found = []
+        module_of(group).measure(Bench(group, parse("sm100"), found.append, "dry", int(B200.sms)))
+        names |= {(figure.group, figure.name) for figure in found}
     assert {(one.group, name) for one in ASSUMPTIONS for name in one.names(B200)} <= names
 
 

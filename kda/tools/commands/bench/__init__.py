@@ -20,7 +20,7 @@ from ptxkit.commands.render import CANNOT_JUDGE, OK, CannotJudge, Screen, common
 
 from ..options import Name, NumberOption, check_value_heads, given, option_of, refuse, shape_options
 from . import decode
-from .asked import GATES, REGIMES, SETTINGS
+from .asked import GATES, REGIMES
 from .timed import compare_and_time, read_results
 
 EXPLICIT = ("lengths", "batch", "tokens", "heads", "value_heads", "k", "v", "dtype")
@@ -138,7 +138,7 @@ def check_usage(options: dict[str, Any]) -> None:
     elif "layer" in options["directions"]:
         raise click.UsageError("--direction layer needs --host: it times the host's part of one layer of 16")
     if options["predicted"]:
-        refuse("--predicted times nothing", *SETTINGS, "against", "stages", "repeats", "save", "compare", "regime",
+        refuse("--predicted times nothing", "graph", "against", "stages", "repeats", "save", "compare", "regime",
                "seconds", "force")
     if options["plot"] and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("--plot draws with matplotlib: pip install matplotlib")

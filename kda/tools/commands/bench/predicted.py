@@ -67,14 +67,17 @@ class PredictedCalls:
     target: Target
     chip: ChipClock
     backends: dict[str, dict[str, str]]      # shape -> direction -> backend
+    keeps: bool | str = False                # what steps are given as disable_recompute
 
     def run_what_is_common(self) -> None:
         """Run once what several shapes need, before processes are forked for them."""
         from kda.tools.measure.predicted import PredictedCall, alike, keep, stands_for
 
         step = any(way != "forward" for way in self.directions)
-        calls = [PredictedCall(self.target.spelling, self.backends[name]["forward"], shape, step)
-                 for name, shape in self.shapes.items()]
+        calls = [
+            PredictedCall(self.target.spelling, self.backends[name]["forward"], shape, step, keeps=step and self.keeps)
+            for name, shape in self.shapes.items()
+        ]
         keys = stands_for(calls, self.chip.name)
         for key, clocks in zip(keys, side_by_side(lambda key: alike(*key), keys, keys, workers(len(keys)))):
             keep(key, clocks)
@@ -85,7 +88,9 @@ class PredictedCalls:
         calls: dict[bool, Prediction] = {}
         for step in {way != "forward" for way in self.directions}:
             forward = self.backends[name]["forward"]
-            calls[step] = predict(self.target.spelling, self.chip.name, forward, self.shapes[name], step)
+            calls[step] = predict(
+                self.target.spelling, self.chip.name, forward, self.shapes[name], step, keeps=self.keeps
+            )
         return [self.row_of(name, way, calls[way != "forward"]) for way in self.directions]
 
     def row_of(self, name: str, way: str, call: Prediction) -> PredictedRow:
@@ -106,7 +111,9 @@ class PredictedCalls:
         return list(dict.fromkeys(self.backends[name][each] for each in DIRECTIONS if way in (each, "step")))
 
     def measured(self, name: str, way: str) -> dict[str, Any] | None:
-        """Return the same call, timed on such a chip."""
+        """Return the same call, timed on such a chip: of steps, those that keep nothing are on record."""
+        if self.keeps and way != "forward":
+            return None
         from kda.tools.measure.predicted import measured_call
 
         return measured_call(self.chip.name, self.shapes[name].label, way, self.backends[name]["forward"])
@@ -123,7 +130,7 @@ class PredictedCalls:
 
 
 def predicted(screen: Screen, options: dict[str, Any]) -> int:
-    from .asked import shapes_asked, ways
+    from .asked import setting, shapes_asked, ways
     from .drawn import groups_of_predicted, write
 
     target = options["arch"] or TARGETS[timed_arch(options["backend"]) or "sm90"]
@@ -131,7 +138,8 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
     must_have_kernels(options["backend"], target)
     (chip, which), shapes, directions = chip_for(target), shapes_asked(options, "gpu"), ways(options["directions"])
     backends = {name: backends_for(shape, directions, target, options["backend"]) for name, shape in shapes.items()}
-    calls = PredictedCalls(shapes, directions, target, chip, backends)
+    keeps = setting(options["disable_recompute"])
+    calls = PredictedCalls(shapes, directions, target, chip, backends, keeps)
     rows: list[PredictedRow] = []
     aligned = calls.aligner(screen.width)
     if not screen.json:
@@ -158,7 +166,7 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
         details = f"{target.spelling}; predicted by the simulator's clock, not timed"
         groups, backend = groups_of_predicted(rows), rows[0].backend.partition(",")[0]
         said += write(screen, options, str(chip).upper(), details, notes(chip, rows), groups, backend, target)
-    screen.answer(as_json(target, chip, rows), ["", *notes(chip, rows), *said])
+    screen.answer(as_json(target, chip, rows, keeps), ["", *notes(chip, rows), *said])
     return OK
 
 
@@ -253,8 +261,8 @@ def notes(chip: ChipClock, rows: Sequence[PredictedRow]) -> list[str]:
     return [*texts, *filter(None, [COMPARED.get(chip.name, unknown)])]
 
 
-def as_json(target: Target, chip: ChipClock, rows: Sequence[PredictedRow]) -> dict[str, Any]:
+def as_json(target: Target, chip: ChipClock, rows: Sequence[PredictedRow], keeps: bool | str) -> dict[str, Any]:
     return heading(
         "bench", OK, predicted=True, arch=target.name, chip=chip.name, compared=chip.name in COMPARED,
-        rows=[{**row._asdict(), "x_floor": row.x_floor} for row in rows],
+        disable_recompute=keeps, rows=[{**row._asdict(), "x_floor": row.x_floor} for row in rows],
     )

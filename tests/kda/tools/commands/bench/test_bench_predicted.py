@@ -61,7 +61,10 @@ def test_a_prediction_has_its_error_its_floor_and_the_time_on_record(monkeypatch
     class Of:
         chip, warps, stalls = CHIPS["h200"], [], {}
 
-    def predict(arch, chip, backend, shape, step):
+    asked = []
+
+    def predict(arch, chip, backend, shape, step, keeps):
+        asked.append(keeps)
         forward = predicted.PredictedLaunch("kernel_fwdfusedFused", 2e5, 0.0, Of, False)
         back = predicted.PredictedLaunch("state_bwd", 4e5, 0.0, Of, True)
         return predicted.Prediction((forward, back) if step else (forward,))
@@ -78,6 +81,10 @@ def test_a_prediction_has_its_error_its_floor_and_the_time_on_record(monkeypatch
     assert forward["error"]["of"] == "sm90 fused" and 0 < forward["error"]["median"] <= forward["error"]["worst"]
     packed = run("--predicted", "--shape", "h64-8x1k", "--direction", "step", "--arch", "sm90", "--json").stdout
     assert json.loads(packed)["rows"][0]["backend"] == "sm90"
+    kept = json.loads(
+        run(*PREDICTED, "--arch", "sm90", "--direction", "step", "--disable-recompute", "states", "--json").stdout
+    )
+    assert kept["disable_recompute"] == asked[-1] == "states" and kept["rows"][0]["recorded"] is None
     text = run(*PREDICTED, "--arch", "sm90", "--direction", "forward").stdout
     assert "predicted for h200, which stands for sm90 (H100, H200, H20): nothing was timed" in text
     of_a_card = run(*PREDICTED, "--arch", "NVIDIA H100 80GB HBM3", "--direction", "forward").stdout
@@ -98,7 +105,7 @@ def forecasts(monkeypatch):
 
     parent, more = os.getpid(), []
 
-    def predict(arch, chip, backend, shape, step):
+    def predict(arch, chip, backend, shape, step, keeps):
         for does in more:
             does(shape, os.getpid() == parent)
         clocks = 1e6 * Of.chip.gigahertz * shape.tokens
