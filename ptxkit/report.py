@@ -32,6 +32,8 @@ class Run:
         self._program, self._counters = program, counters
         table = torch.frombuffer(counters, dtype=torch.int64).view(-1, len(TOTALS))
         total = dict(zip(TOTALS, table.sum(0).tolist()))
+        shared = table[:, [TOTALS.index("shared_read"), TOTALS.index("shared_written")]].sum(1)
+        past_warps = int(shared[table[:, TOTALS.index("wavefronts")] == 0].sum())
         self._issued = table[:, TOTALS.index("issued")].tolist()
         flags = b"".join(t.raw for t in touched)
         read, written, both = (flags.count(bytes([n])) for n in (1, 2, 3))
@@ -41,7 +43,7 @@ class Run:
             "global_sectors": total["sectors"],
             "global_floor_read": 32 * (read + both), "global_floor_written": 32 * (written + both),
             "shared_bytes_read": total["shared_read"], "shared_bytes_written": total["shared_written"],
-            "shared_wavefronts": total["wavefronts"],
+            "shared_bytes_past_warps": past_warps, "shared_wavefronts": total["wavefronts"],
             "bank_conflicts": total["wavefronts"] - total["wavefronts_needed"],
             "tensor_flops": total["flops"], "tmem_columns": record.tmem_columns, "barrier_waits": record.barrier_waits,
             "async_operations": record.async_work, "clusters": record.launched_clusters,
@@ -113,6 +115,7 @@ class Run:
             ("global written", _against(c["global_bytes_written"], c["global_floor_written"])),
             ("global sectors", f"{c['global_sectors']:,}  ({_bytes(32 * c['global_sectors'])})"),
             ("shared read, written", f"{_bytes(c['shared_bytes_read'])}, {_bytes(c['shared_bytes_written'])}"),
+            ("  for products and copies", _bytes(c["shared_bytes_past_warps"])),
             ("shared wavefronts", f"{c['shared_wavefronts']:,}, of them {c['bank_conflicts']:,} by bank conflicts"),
             ("tensor FLOPs", f"{c['tensor_flops']:,}"),
             ("tensor memory", f"{c['tmem_columns']} columns"),

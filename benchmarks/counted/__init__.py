@@ -30,6 +30,7 @@ class Counts(NamedTuple):
     mufu: float
     tensor_flops: float
     shared_wavefronts: float
+    shared_bytes: float                      # that products and copies read and write, past the warps
     bytes: float                             # per token
 
     def __add__(self, other):
@@ -50,7 +51,7 @@ def between(short: Run, long: Run, tokens: int) -> Counts:
     """Return what so many more tokens take, for each block of them."""
     a, b = (
         (run.counters["warp_instructions"], mufu(run), run.counters["tensor_flops"], run.counters["shared_wavefronts"],
-         moved(run) / TOKENS)
+         run.counters["shared_bytes_past_warps"], moved(run) / TOKENS)
         for run in (short, long)
     )
     return Counts(*((y - x) * TOKENS / tokens for x, y in zip(a, b)))

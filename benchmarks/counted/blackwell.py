@@ -15,16 +15,17 @@ from kda.backends.sm100.configs import CTAS
 from kda.model.problem import Problem
 from kda.tools.measure.predicted import Prediction, predict
 from kda.tools.measure.shapes import BenchShape
+from ptxkit.timing.chips import CHIPS
 
 from ..pages import table_row
 from . import forward, moved, mufu
 
-SMS, GHZ, HBM = 148, 1.85, 8e12              # a B200: multiprocessors, clock, bytes a second
+B200 = CHIPS["b200"]
+SMS, GHZ = int(B200.sms), B200.gigahertz
+HBM = B200.hbm_rate * GHZ * 1e9              # bytes a second
 ISSUED = 2.4                                 # instructions a clock, as Hopper's kernel of the same code on an H200
 MUFU = 16                                    # lanes a clock
-BANKS = 128                                  # bytes of shared memory a clock
-MMA = {64: 4096, 128: 8192}                  # FLOP a clock of products with so many rows
-HOPS, HOP, PRODUCTS = 4, 80, 256 + 64 + 64 + 360  # the chain: hops, clocks of a hop, clocks of products and loads
+HOPS, HOP, LOADS = 4, 80, 360                # the chain: hops, clocks of a hop, and of loads of tensor memory
 LAUNCH, EDGE = 8e-6, 2.4e-6                  # seconds of two kernels more, and of a segment in compose (as on an H200)
 HEADS = 8, 16, 32, 64, 96
 COUNTS = "warp_instructions", "moves", "mufu"
@@ -60,27 +61,27 @@ def of_a_chunk(shorter: int = 512, longer: int = 1024, gate: str = "bounded", K:
     return {name: (b[name] - a[name]) / ((longer - shorter) / C) for name in b}
 
 
+def product(M: int, N: int, K: int) -> float:
+    """Return the clocks of a product of bfloat16 whose operands lie in shared memory."""
+    work, operands = max(M, 128) * N * K / B200.tensor_rate, 2 * (M + N) * K / B200.operand_rate
+    return max(work, operands)
+
+
+def chain_clocks() -> float:
+    """Return the clocks of products between a state and the next one: [kE; qg] S, KT^T X, and [-v; 0] of a chunk."""
+    return product(64, 64, 128) + product(128, 64, 32) + product(64, 64, 32)
+
+
 def tensor_clocks() -> float:
-    """Return the clocks of fused.py's products: the chain's in each CTA, those ahead of it in every second chunk."""
-
-    def clocks(M: int, N: int, K: int) -> float:
-        return 2 * M * N * K / MMA[M]
-
-    chain = 2 * clocks(64, 64, 32) + clocks(64, 64, 128) + clocks(128, 64, 32)
-    return chain + (clocks(64, 32, 128) + clocks(128, 32, 32)) / CTAS
-
-
-def operand_bytes() -> float:
-    """Return the bytes of shared memory that those products read."""
-    chain = 2 * (2 * (64 + 64) * 32 + (64 + 64) * 128 + (128 + 64) * 32)
-    return chain + 2 * ((64 + 32) * 128 + (128 + 32) * 32) / CTAS
+    """Return the clocks of all products, those ahead of the chain in every second chunk."""
+    return chain_clocks() + product(64, 64, 32) + (product(64, 32, 128) + product(128, 32, 32)) / CTAS
 
 
 def chunk(counts: dict[str, float]) -> Chunk:
     return Chunk(
         counts["warp_instructions"] / CTAS / ISSUED, counts["mufu"] / CTAS * 32 / MUFU, tensor_clocks(),
-        counts["shared_wavefronts"] / CTAS + operand_bytes() / BANKS,
-        counts["bytes"] / CTAS / (HBM / SMS / (GHZ * 1e9)), HOPS * HOP + PRODUCTS, counts["bytes"],
+        (counts["shared_wavefronts"] + counts["shared_bytes_past_warps"] / B200.operand_rate) / CTAS,
+        counts["bytes"] / CTAS / (B200.hbm_rate / SMS), HOPS * HOP + chain_clocks() + LOADS, counts["bytes"],
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kda.backends.common.cute.tile import C
 from kda.backends.common.cute.training import TOKENS
 from kda.backends.common.training_plan import all_configs
 from kda.backends.sm100 import launch, plan
@@ -19,29 +20,30 @@ from ptxkit.compile.target import parse
 
 from ..pages import table_row
 from . import GATES, LONG, SHORT, Counts, between, step
-from .blackwell import GHZ, HBM, HEADS, HOP, HOPS, ISSUED, LAUNCH, MMA, MUFU, SMS
+from .blackwell import B200, GHZ, HEADS, HOP, HOPS, ISSUED, LAUNCH, LOADS, MUFU, SMS, product
 
 FORWARD, BACKWARD = ("operands", "record"), ("walk", "grads", "shares")
 AGAIN = ("operands", "again")                # first of a backward that nothing was kept for: record without o
-LOADS = 360                                  # clocks of a chunk, of loads and stores of the state
-PRODUCTS = {                                 # clocks of those between a state and the next one: M, N, K
-    "record": 2 * 128 * (64 * 128 + 128 * 32) / MMA[128], "walk": 2 * 128 * (32 * 128 + 128 * 32) / MMA[128],
+PRODUCTS = {                                 # clocks of those between a state and the next one
+    "record": product(128, 64, 128) + product(128, 128, 32), "walk": product(128, 32, 128) + product(128, 128, 32),
 }
+RATES = {"grads": 1.88}                      # instructions a clock, as Hopper's of the same code; others have ISSUED
 COMPOSE = 2.4e-6                             # seconds of a segment, as on an H200
-OF_KERNELS = ("| kernel | warp instructions | MUFU | MFLOP | wavefronts of shared memory | bytes per token | "
-              "launches |")
+OF_KERNELS = ("| kernel | warp instructions | MUFU | MFLOP | wavefronts of shared memory | its KiB for products and "
+              "copies | bytes per token | launches |")
 STATES = "state_dtype=float32 final_state=true"
 OF_CODE = "| registers | bounded by -5 | any other gate |"
 OF_SPILLS = "| bytes that grads spills | whole sequences | packed |"
 OF_HEADS = "| heads | operands | record | walk | grads | shares | forward | backward |"
 
 
-def clocks_of(one: Counts) -> dict[str, float]:
-    """Return the clocks of one SM, by resource."""
+def clocks_of(one: Counts, name: str, rate: float) -> dict[str, float]:
+    """Return the clocks of one SM that reads and writes so many bytes of memory a clock, by resource."""
     return {
-        "issue slots": one.warp_instructions / ISSUED, "exponentials": one.mufu * 32 / MUFU,
-        "tensor cores": one.tensor_flops / MMA[128], "shared memory": one.shared_wavefronts,
-        "memory": one.bytes * TOKENS / (HBM / SMS / (GHZ * 1e9)),
+        "issue slots": one.warp_instructions / RATES.get(name, ISSUED), "exponentials": one.mufu * 32 / MUFU,
+        "tensor cores": one.tensor_flops / 2 / B200.tensor_rate,
+        "shared memory": one.shared_wavefronts + one.shared_bytes / B200.operand_rate,
+        "memory": one.bytes * TOKENS / rate,
     }
 
 
@@ -55,7 +57,7 @@ def counts(shorter: int = SHORT, longer: int = LONG) -> dict[str, Counts]:
 
 
 def total(kernels: dict[str, Counts], names: tuple[str, ...]) -> Counts:
-    return sum((kernels[name] for name in names), Counts(0, 0, 0, 0, 0))
+    return sum((kernels[name] for name in names), Counts(*[0.0] * len(Counts._fields)))
 
 
 def seconds(kernels: dict[str, Counts], T: int, H: int) -> dict[str, tuple[float, str]]:
@@ -63,15 +65,19 @@ def seconds(kernels: dict[str, Counts], T: int, H: int) -> dict[str, tuple[float
     p = Problem.parse(f"bounded l2norm bfloat16 K=128 V=128 T={T} H={H}")
     pl, times = plan.training_plan(p, SMS), {}
     for name in FORWARD + BACKWARD:
-        binds, clocks = max(clocks_of(kernels[name]).items(), key=lambda pair: pair[1])
+        one = kernels[name]
+        binds, clocks = max(clocks_of(one, name, B200.hbm_rate / SMS).items(), key=lambda pair: pair[1])
         time = clocks * T / TOKENS * H / SMS / (GHZ * 1e9)
         if name in PRODUCTS:
             waves = -(-pl.all_segments * H // SMS)
-            alone = waves * pl.segment * (HOPS * HOP + PRODUCTS[name] + LOADS) / (GHZ * 1e9)
+            of_chunk = {why: x * C / TOKENS for why, x in clocks_of(one, name, B200.hbm_rate_sm).items()}
+            of_chunk["latency"] = HOPS * HOP + PRODUCTS[name] + LOADS
+            why, step = max(of_chunk.items(), key=lambda pair: pair[1])
+            alone = waves * pl.segment * step / (GHZ * 1e9)
             if pl.making.carry:                                                # two CTAs of each segment walk ahead
                 ahead = -(-2 * pl.all_segments * H // SMS) * alone / waves
                 alone += ahead + COMPOSE * pl.segments + LAUNCH / 2
-            time, binds = max((time, binds), (alone, "latency"))
+            time, binds = max((time, binds), (alone, f"{why} of one SM" if why != "latency" else why))
         times[name] = time, binds
     return times
 
@@ -86,7 +92,7 @@ def of_kernels(kernels: dict[str, Counts]) -> list[str]:
     shown = {name: name if name != "again" else "record without o" for name in kernels} | {n: f"**{n}**" for n in SUMS}
     return [
         table_row(shown[name], f"{x.warp_instructions:,.0f}", f"{x.mufu:,.0f}", f"{x.tensor_flops / 1e6:.1f}",
-                  f"{x.shared_wavefronts:,.0f}", f"{x.bytes:,.0f}", launches[name])
+                  f"{x.shared_wavefronts:,.0f}", f"{x.shared_bytes / 1024:,.0f}", f"{x.bytes:,.0f}", launches[name])
         for name, x in (kernels | sums).items()
     ]
 
