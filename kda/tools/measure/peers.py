@@ -1,5 +1,5 @@
 """What others were timed at, on the machine that peers.json names: saved once, with dates and versions; and what they
-publish of decoding, on machines of their own."""
+publish of decoding, and of Blackwell GPUs, on machines of their own."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ class Published(NamedTuple):
     us: dict[str, float]
 
 
+class OnBlackwell(NamedTuple):
+    """A forward or a training step of a named shape, in milliseconds."""
+
+    peer: str
+    shape: str
+    chip: str
+    ms: float
+    source: str
+
+
 @functools.cache
 def saved() -> dict[str, Any]:
     peers: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
@@ -45,3 +55,8 @@ def peers_of(device: str, shape: str, direction: str) -> list[Peer]:
 
 def published_of_decoding() -> list[Published]:
     return [Published(**row) for row in saved()["decoding"]]
+
+
+def published_on_blackwell(shape: str, direction: str) -> list[OnBlackwell]:
+    rows = saved()[{"forward": "prefill", "step": "steps"}[direction]]
+    return [OnBlackwell(**row) for row in rows if row["shape"] == shape]
