@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .. import common
 from ..clock_page import OF_BLACKWELL
 from ..pages import with_data, with_figures, with_rows
-from . import blackwell, blackwell_step, float32, hopper, triton
+from . import blackwell, blackwell_step, blackwell_times, float32, hopper, triton
 
 DOCS = common.ROOT / "docs"
 
@@ -28,6 +28,7 @@ in_data, in_table, in_sentence = (
     functools.partial(Figures, put=put) for put in (with_data, with_rows, with_figures)
 )
 SM89, SM90, SM100 = (f"data/counted/{name}.json" for name in ("sm89", "sm90_backward", "sm100_backward"))
+BLACKWELL = "results/sm100.md"
 TRITON, CLOCK, FORWARD = "triton.md", "results/clock.md", "stages/sm100_forward.md"
 FIGURES = (
     in_data(SM89, float32.HEADER, float32.rows),
@@ -54,6 +55,9 @@ FIGURES = (
         blackwell.clocks_of_a_chunk,
     ),
     in_sentence(CLOCK, "`compose` and `join`: `fused` alone takes # and # ms", blackwell.fused_alone),
+    in_table(BLACKWELL, blackwell_times.OF_FORWARDS, blackwell_times.of_forwards),
+    in_table(BLACKWELL, blackwell_times.OF_STEPS, blackwell_times.of_steps),
+    in_table(BLACKWELL, blackwell_times.OF_BOTH, blackwell_times.of_both),
     in_table(TRITON, triton.HEADER, triton.rows),
     in_sentence(
         TRITON, "the forward writes # more, and of its first two launches the backward needs only the cumulative "
