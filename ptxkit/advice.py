@@ -71,6 +71,10 @@ OF_KIND = {  # by the engine's FindingKind: what does not depend on who did the 
     28: "the lanes run bar.warp.sync (__syncwarp) after that access and before one of them arrives or releases",
     30: "run griddepcontrol.wait before this access",
     34: "write it first, by a kernel or by torch (zeros instead of empty); or let nobody read it",
+    35: "run tcgen05.commit after the earlier one, and wait for that phase (mbarrier.try_wait) before this one; or "
+    "give each columns of its own",
+    36: "hardware orders these, so nothing needs to change; the manual asks for .release.cluster on the arrival and "
+    ".acquire.cluster on the wait, which cost a fence of all memory each time",
     31: "run tcgen05.wait::ld.sync.aligned between the two",
 }
 AT_EXIT = (  # for a copy in a bulk group; for one that an mbarrier tracks

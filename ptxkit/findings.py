@@ -14,7 +14,10 @@ from ptxkit.naming import GLOBAL, MemoryPlace, function_of
 class FindingKind(NamedTuple):
     id: str  # stable: tests, --json and docs quote it
     says: str
-    forgiven: bool = False  # hardware and compilers tolerate it: a note, unless the launch is strict
+    grade: str = "error"  # or "note", since hardware and compilers tolerate it; or "remark", a note even if strict
+
+    def is_error(self, strict):
+        return self.grade == "error" or (self.grade == "note" and strict)
 
 
 def _kinds():
@@ -22,7 +25,7 @@ def _kinds():
     for line in Path(__file__).with_name("findings.txt").read_text().splitlines():
         if line[0] != "#":
             number, grade, name, says = re.split(" {2,}", line, maxsplit=3)
-            yield int(number), FindingKind(name, says, grade == "note")
+            yield int(number), FindingKind(name, says, grade)
 
 
 KINDS = dict(_kinds())
@@ -205,7 +208,7 @@ class Wording:
             s=self.heap.arena.block_at(record.address).allocated if number == UNWRITTEN else "",
             u="used" if record.other_actor else "allocated",
         )
-        grade = "note" if kind.forgiven and not self.strict else "error"
+        grade = "error" if kind.is_error(self.strict) else "note"
         return Finding(
             kind.id, kind.says.format(**words), self.program.kernel.name, record.cta, record.warp, record.lane,
             place, other, record.count, record.address, grade, this.role, memory, by,

@@ -21,7 +21,7 @@ from ptxkit.ptx import parse
 from ptxkit.ptx.syntax import FLOAT_FORMATS
 from ptxkit.report import Run
 from ptxkit.temporary import uncollected
-from ptxkit.timing.clock import Timer
+from ptxkit.timing.clock import Timer, resident_ctas
 from ptxkit.timing.timeline import LaunchRecords
 
 MAX_FINDINGS = 1000
@@ -115,12 +115,13 @@ def launch(
     record = binding.LaunchRecord(
         program=p.handle, grid=grid, block=block, cluster=cluster, arch=p.arch, shared_base=p.builder.shared_base,
         shared_end=align_up(shared_end, 8), params=params, params_size=len(params), sms=chip.sms, regions=regions,
-        nregions=len(touched), early=early, checks=checks, resident=4 if schedule else 1, seed=schedule,
+        nregions=len(touched), early=early, checks=checks, strict=strict, resident=4 if schedule else 1, seed=schedule,
         quantum=QUANTUM, limit=limit or 0, max_findings=MAX_FINDINGS,
         max_registers=-(-registers // 8) * 8 if registers else p.kernel.directives.get("maxnreg", (0,))[0],
     )
+    record.clusters_sm = resident_ctas(chip, p, block, record.max_registers or limits.REGISTERS, shared)
     if stop:                                 # one bit per kind of finding that is an error
-        record.fatal = sum(1 << n for n, kind in KINDS.items() if n != UNWRITTEN and (strict or not kind.forgiven))
+        record.fatal = sum(1 << n for n, kind in KINDS.items() if n != UNWRITTEN and kind.is_error(strict))
     findings, counters = (binding.FindingRecord * MAX_FINDINGS)(), (binding.Counter * p.count)()
     record.findings, record.counters = findings, counters
     timer = None

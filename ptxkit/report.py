@@ -118,7 +118,7 @@ class Run:
             ("  for products and copies", _bytes(c["shared_bytes_past_warps"])),
             ("shared wavefronts", f"{c['shared_wavefronts']:,}, of them {c['bank_conflicts']:,} by bank conflicts"),
             ("tensor FLOPs", f"{c['tensor_flops']:,}"),
-            ("tensor memory", f"{c['tmem_columns']} columns"),
+            ("tensor memory", f"{c['tmem_columns']} columns of an SM"),
             ("waits, async operations", f"{c['barrier_waits']:,}, {c['async_operations']:,}"),
             None,
         ]

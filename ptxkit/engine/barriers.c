@@ -293,6 +293,14 @@ static void expect_tx(Mbarrier *b, const Warp *w, const Ins *i, int lane, u32 by
     if (!b->tx && !b->pending) broken_count(b, w, i, lane, "expect_tx came after its phase's last arrival: the count of bytes", 0);
 }
 
+/* An order between CTAs that the manual gives to .cluster alone; hardware, and those who rely on it, keep it with .cta as well. */
+static void relies_on_cta(Warp *w, const Ins *i, int lane, const Mbarrier *b, const char *what) {
+    Machine *m = w->machine;
+    if (!m->default_scope) m->default_scope = i;
+    Finding *f = find_at(m, SCOPE_OF_CTA, w, lane, m->default_scope->index, -1, shared_address(b->cta, b->address), 8);
+    if (f && f->count == 1) snprintf(f->text, sizeof f->text, "%s the mbarrier at shared address 0x%x with the default scope", what, b->address);
+}
+
 static u64 state_of(const Mbarrier *b) { return b->phase << 24 | (u64)b->pending; }
 
 /* operands: address, count */
@@ -336,6 +344,7 @@ static Outcome op_mbarrier_init(Warp *w, const Ins *i, u32 lanes) {
         b->live = true;
         b->expected = b->pending = count;
         b->tx = 0;
+        b->from_other_cta = false;
         b->ins = i->index;
         b->done_at = time_of(w->machine);
         await_fence(b, w);
@@ -372,6 +381,10 @@ static Outcome op_mbarrier_arrive(Warp *w, const Ins *i, u32 lanes) {
         if (!b) continue;
         if (b == ended) mbarrier_too_few(b, w, i, l);
         note_visit(w, i, b->cta);
+        if (b->cta != w->cta) {
+            b->from_other_cta = true;
+            if (!i->mod[MBARRIER_ARRIVE_RELAXED] && !i->mod[MBARRIER_ARRIVE_CLUSTER]) relies_on_cta(w, i, l, b, "arrives from another CTA at");
+        }
         if (i->arg[3] >= 0) expect_tx(b, w, i, l, R32(w, i->arg[3])[l]);
         if (i->mod[MBARRIER_ARRIVE_DROP]) b->expected -= count;
         u64 before = state_of(b), phase = b->phase;
@@ -428,6 +441,8 @@ static u32 completed(Warp *w, const Ins *i, u32 lanes) {
         bits |= 1u << l;
         if (w->time) wake_at(w, b->done_at + w->machine->time->p->mbarrier_wake);
         if (!i->mod[MBARRIER_WAIT_RELAXED]) acquire_from(w, &b->done);
+        if (b->from_other_cta && !i->mod[MBARRIER_WAIT_RELAXED] && !i->mod[MBARRIER_WAIT_CLUSTER])
+            relies_on_cta(w, i, l, b, "waits for another CTA's arrival at");
     }
     return bits;
 }

@@ -140,6 +140,18 @@ static void start_cta(Cluster *c, s32 rank) {
     for (s32 n = 0; n < cta->nwarps; n++) start_warp(cta, n);
 }
 
+static u32 clusters_in(const Machine *m, s32 slot) {
+    u32 n = 0;
+    for (const Cluster *c = m->clusters; c; c = c->next) n += c->slot == slot && !c->apart;
+    return n;
+}
+
+static s32 first_slot_with_room(const Machine *m) { /* SMs are filled one after the other, as a large grid fills them */
+    s32 slot = 0;
+    while (clusters_in(m, slot) >= m->launch->clusters_sm) slot++;
+    return slot;
+}
+
 Cluster *start_cluster(Machine *m) {
     const Launch *launch = m->launch;
     Cluster *c = calloc(1, sizeof *c);
@@ -157,7 +169,7 @@ Cluster *start_cluster(Machine *m) {
     c->capacity = c->width + MBARRIERS_OF_A_CTA * c->nctas;
     c->running = c->nctas;
     c->queues.next = c->queues.previous = &c->queues;
-    c->slot = m->time ? m->time->next_slot : 0;
+    c->slot = m->time ? m->time->next_slot : first_slot_with_room(m);
     c->cta = calloc(c->nctas, sizeof(Cta));
     for (s32 t = 0; t < c->nctas; t++) start_cta(c, t);
     m->launch->launched_clusters++;

@@ -16,7 +16,8 @@
  *     matrix.c wmma.c wgmma.c moves.c               families: matrices, and moves between registers
  *     memory.c control.c registers.c                loads, stores, atomics; which lanes run; registers that asynchronous work has
  *     mma.c sparse.c scalar.c                       products of tiles; the table of generated handlers
- *     visits.c scalar_*.c                           accesses to shared memory that its CTA's end waits for; generated handlers
+ *     visits.c products.c scalar_*.c                accesses to shared memory that its CTA's end waits for; the order of products in
+ *                                                   tensor memory; generated handlers
  *     history.c work.c                              last accesses; asynchronous work
  *     knowledge.c clock.c                           who is ordered after whom; the time of all this, if it is asked for
  *     trace.c findings.c                            slices of time, if they are; what is wrong
@@ -175,6 +176,7 @@ struct Mbarrier {
     s64 expected, pending, tx;
     s32 actor;   /* its index in clocks */
     s32 ins;     /* the instruction that initialised it */
+    bool from_other_cta; /* threads of another CTA have arrived */
     Warp *by;    /* the warp that did so, */
     u32 fenced[2]; /* and its clock at the fence that followed, 0: none yet; [0] for the async proxy, [1] for other CTAs */
     Mbarrier *next_unfenced;
@@ -214,7 +216,8 @@ struct Cluster {
     Knowledge gathering, done;
     double done_at;      /* when the last warp arrived at barrier.cluster */
     double ends_at;      /* when the latest of its work so far was done */
-    s32 slot;            /* where it runs: the first, second, ... of the places in detail */
+    s32 slot;            /* where it runs: on the first, second, ... SM, or SMs of a cluster; with a clock, of those in detail */
+    bool apart;          /* it has moved to SMs that no other cluster is on (tmem.c) */
     Queue queues;        /* head of the ring of its queues */
     void *spare;         /* memory of Knowledge that nobody has any more: each piece begins with a pointer to the next */
     Cluster *next;
@@ -245,10 +248,12 @@ typedef struct {
     const u8 *params;
     u32 params_size;
     u32 sms;
+    u32 clusters_sm;       /* clusters that fit side by side on the SMs of one */
     Region *regions;       /* sorted by address */
     s32 nregions;
     u32 early;             /* asynchronous work runs at once */
     u32 checks;            /* keep histories */
+    u32 strict;            /* hold nothing that hardware and compilers tolerate: products pass others as the manual allows */
     u32 resident;          /* clusters that run side by side */
     u64 seed;              /* 0: round robin */
     u64 quantum;           /* instructions a warp runs before the next one's turn */
@@ -262,7 +267,7 @@ typedef struct {
     s32 stopped;           /* the finding that ended the launch, from 1 on; -1: one that there was no room for; 0: none did */
     Counter *counters;
     u64 issued, launched_clusters, async_work, barrier_waits;
-    u64 tmem_columns;      /* most that were allocated at once in a CTA */
+    u64 tmem_columns;      /* most that were allocated at once on an SM */
     s32 triggered;         /* griddepcontrol.launch_dependents has run; TRIGGERED_EARLY: while grids ahead may still run */
     s32 newest;            /* the finding that was there last, or again, from 1 on */
     ClockSetting *clock;   /* NULL: nobody asks for the time */
@@ -283,6 +288,7 @@ struct Machine {
     u64 work_changes; /* grows when work is sent off, and when it runs */
     void *sync_variables; /* history.c: what was published at an address */
     void *cancel;  /* clusterlaunchcontrol */
+    const Ins *default_scope; /* the first one that relies on .cta being enough between CTAs; NULL: none has */
     Clock *time;
 };
 

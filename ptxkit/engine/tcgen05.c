@@ -1,10 +1,10 @@
 /* The tensor core of tcgen05: mma, cp, shift, and commit, which tells an mbarrier of their end.
  *
- * One thread sends an operation off; it runs in the queue of its CTA (cta_group::1) or of its pair (::2: the even CTA's), in order and as
- * late as possible. Its accesses are the async proxy's, left under the thread's warp (BY_TENSOR) and the operation's number. It follows
- * all that its sender knew, and every earlier operation of the queue that the sender knew to have been sent (as fences order it, where
- * it touches tensor memory). commit hands on what
- * follows from the end of its thread's operations; it does not release what the thread has done besides.
+ * One thread sends an operation off; it runs in the queue of its CTA (cta_group::1) or of its pair (::2: the even CTA's), in order, but for
+ * products that a seed lets pass others, and as late as possible. Its accesses are the async proxy's, left under the thread's warp
+ * (BY_TENSOR) and the operation's number. It follows all that its sender knew, and every earlier operation of the queue that the sender
+ * knew to have been sent (as fences order it, where it touches tensor memory). commit hands on what follows from the end of its thread's
+ * operations; it does not release what the thread has done besides.
  * Factors of a row (mma.block_scale): those of rows r, r + 32, ... lie in lane r, one column after the other, and once more in each slab of 32
  * lanes; a column's four bytes are factors of neighbours in K.
  * Not documented, and decided here: how D rounds (mma.c); an f16 D leaves poison in the upper half of its cells; shift moves the slab of
@@ -17,6 +17,7 @@
 #include "knowledge.h"
 #include "mma.h"
 #include "numerics.h"
+#include "products.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -228,6 +229,7 @@ typedef struct {
     const Element *a_element, *b_element;
     u32 factors, factors_at[2], factor_byte[2]; /* how many a row has; where those of A and B are: the column, and the first byte there */
     MatrixType factor_type;
+    Footprint footprint;
 } Mma;
 
 static u32 bits(u32 x, int low, int count) { return x >> low & ((1u << count) - 1); }
@@ -377,6 +379,18 @@ static bool read_mma(Warp *w, const Ins *i, int lane, Mma *m) {
     return read_matrix(w, i, lane, "B descriptor", R64(w, i->arg[ARG_B])[lane], m->b_element, &m->b) && read_addresses(w, i, lane, m);
 }
 
+static void read_footprint(Mma *m) { /* of each CTA */
+    Footprint *f = &m->footprint;
+    u32 halves = !m->layout->spread ? BOTH_HALVES : m->d_address >> 16 ? SECOND_HALF : FIRST_HALF;
+    u32 rows[] = {m->m / (u32)m->layout->group, m->n};
+    static const char *const factors[] = {"the factors of A", "the factors of B"};
+    f->d = (Accumulator){m->d_address, m->m, m->n, m->k};
+    f->area[f->areas++] = (Area){"D", m->d_address & 0xffff, m->n / m->layout->parts, halves};
+    if (m->a_in_tmem) f->area[f->areas++] = (Area){"A", m->a_address & 0xffff, K_BYTES / 4, halves};
+    for (int k = 0; m->factors && k < 2; k++)
+        f->area[f->areas++] = (Area){factors[k], m->factors_at[k], (rows[k] + SLAB - 1) / SLAB, BOTH_HALVES};
+}
+
 /* ---- mma: its run ------------------------------------------------------------------------------------------------------- */
 
 static u32 tile_a[MOST_M * MOST_K], tile_b[MOST_N * MOST_K], tile_d[MOST_M * MOST_N];
@@ -473,25 +487,25 @@ static void run_mma(Work *work) {
     Warp *w = work->warp;
     const Mma *m = (const Mma *)work->data;
     Cta *ctas[2];
+    const Footprint *f = &m->footprint;
     int group = tensor_ctas(w, work->ins, work->lane, m->layout->group, ctas);
-    u32 parts = m->layout->parts;
+    for (int c = 0; c < group; c++) {
+        for (s32 k = 0; k < f->areas; k++)
+            if (!tmem_held(w, work->ins, work->lane, ctas[c], f->area[k].column, f->area[k].columns, &work->know, f->area[k].name)) return;
+        note_product(work, ctas[c], f);
+    }
     begin(work);
     for (int c = 0; c < group; c++) {
-        if (!tmem_held(w, work->ins, work->lane, ctas[c], m->d_address & 0xffff, m->n / parts, &work->know, "D")) return;
-        if (m->a_in_tmem && !tmem_held(w, work->ins, work->lane, ctas[c], m->a_address & 0xffff, K_BYTES / 4, &work->know, "A")) return;
         if (!m->a_in_tmem) gather(work, ctas[c], &m->a, m->a_element, m->m / group, tile_a + c * (m->m / group) * m->k);
         gather(work, ctas[c], &m->b, m->b_element, m->n / group, tile_b + c * (m->n / group) * m->k);
     }
     zero_columns(m);
     for (int c = 0; m->factors && c < group; c++) {
-        const char *names[] = {"the factors of A", "the factors of B"};
-        u32 rows[] = {m->m / (u32)group, m->n};
-        for (int k = 0; k < 2; k++)
-            if (!tmem_held(w, work->ins, work->lane, ctas[c], m->factors_at[k], (rows[k] + SLAB - 1) / SLAB, &work->know, names[k])) return;
-        read_factors(work, m, ctas[c], 0, rows[0], factors_a + (u32)c * rows[0] * m->factors);
-        read_factors(work, m, ctas[c], 1, rows[1], factors_b);
+        u32 rows = m->m / (u32)group;
+        read_factors(work, m, ctas[c], 0, rows, factors_a + (u32)c * rows * m->factors);
+        read_factors(work, m, ctas[c], 1, m->n, factors_b);
     }
-    for (u32 part = 0; part < parts; part++) multiply_part(work, m, ctas, part);
+    for (u32 part = 0; part < m->layout->parts; part++) multiply_part(work, m, ctas, part);
     counter(w, work->ins)->flops += 2ull * m->m * m->n * m->k;
     end(work);
 }
@@ -506,6 +520,30 @@ static double operand_bytes(const Mma *m) { /* that each CTA reads from shared m
     return (double)((m->a_in_tmem ? 0 : m->m) + m->n) / m->layout->group * K_BYTES;
 }
 
+static bool stays_ahead(const Work *earlier, const Work *later) {
+    const Footprint *a = &((const Mma *)earlier->data)->footprint, *b = &((const Mma *)later->data)->footprint;
+    if (earlier->run != run_mma || kept_in_order(&a->d, &b->d)) return true;
+    return footprints_meet(a, b) && !later->warp->machine->launch->strict; /* not in the manual, but on hardware */
+}
+
+/* The schedule lets the last of a queue pass some of the products before it, of those that need not stay ahead. */
+static void overtake(Queue *q, Work *work) {
+    Work **first = &q->first, *before = NULL; /* behind the last one that stays ahead; the one right before it */
+    u32 passable = 0;
+    for (Work **next = first; *next != work; next = &(*next)->next) {
+        before = *next;
+        passable++;
+        if (stays_ahead(before, work)) first = &before->next, passable = 0;
+    }
+    u32 waits_for = (u32)((work->warp->machine->random ^ work->clock * 0x9e3779b97f4a7c15u) >> 33) % (passable + 1);
+    if (waits_for == passable) return;
+    while (waits_for--) first = &(*first)->next;
+    before->next = NULL;
+    q->last = before;
+    work->next = *first;
+    *first = work;
+}
+
 static Outcome op_mma(Warp *w, const Ins *i, u32 lanes) {
     Cta *ctas[2];
     for (u32 rest = lanes; rest; rest &= rest - 1) {
@@ -513,7 +551,9 @@ static Outcome op_mma(Warp *w, const Ins *i, u32 lanes) {
         Mma m = {0};
         if (!tensor_ctas(w, i, l, (int)i->mod[TCGEN05_MMA_GROUP], ctas)) return YIELD;
         if (!read_mma(w, i, l, &m)) continue;
+        read_footprint(&m);
         Work *work = send(w, i, l, m.layout->group, run_mma, &m, sizeof m);
+        if (w->machine->launch->seed && !w->time) overtake(queue_of(w->cta, m.layout->group), work);
         if (!w->time) continue;
         work->duration = clocks_of(&m, w->machine->time->p->tensor_rate);
         work->operands = operand_bytes(&m);

@@ -3,13 +3,17 @@
  * A ld reads and a st writes at once, but both stay open: their accesses are left under clocks of their own (BY_TMEM, BY_TMEM_STORE),
  * which the warp knows of after wait::ld and wait::st; a ld also once one of its registers is used. So whatever is not ordered after the
  * wait is a race, the warp's own next ld or st of the same cells among it.
- * Not documented, and decided here: an allocation gets the first columns that are free; unpack::16b leaves poison in the upper halves.
+ * CTAs that are resident on an SM share its columns, one of each cluster of a slot (Cluster.slot). An allocation waits for room, and for the
+ * right to allocate, which a CTA has from its first allocation until it relinquishes it or ends.
+ * Not documented, and decided here: n columns begin at a multiple of n, with a seed at any one that leaves the largest blocks whole, and
+ * without one at the last; unpack::16b leaves poison in the upper halves.
  */
 #include "tmem.h"
 #include "clock.h"
 #include "findings.h"
 #include "knowledge.h"
 #include "numerics.h"
+#include "products.h"
 #include "registers.h"
 
 #include <stdio.h>
@@ -121,10 +125,53 @@ static bool uniform(Warp *w, const Ins *i, s32 operand, const char *what, u32 *v
 
 /* ---- alloc, dealloc, relinquish_alloc_permit ---------------------------------------------------------------------------- */
 
-static bool first_fit(u32 held, u32 columns, u32 *column) {
-    u32 n = columns / TMEM_UNIT, wanted = (1u << n) - 1;
-    for (u32 first = 0; first + n <= TMEM_UNITS; first++)
-        if (!(held >> first & wanted)) {
+static bool share_an_sm(const Cluster *a, const Cluster *b) { return a == b || (a->slot == b->slot && !a->apart && !b->apart); }
+
+/* The CTA after `other` (NULL: the first) of those that share the SM of this one, itself among them; NULL: there is none. */
+static const Cta *neighbour_after(const Cta *cta, const Cta *other) {
+    for (const Cluster *c = other ? other->cluster->next : cta->machine->clusters; c; c = c->next)
+        if (share_an_sm(c, cta->cluster)) return &c->cta[cta->rank];
+    return NULL;
+}
+
+static u32 taken_units(const Cta *cta) { /* of its SM */
+    u32 taken = 0;
+    for (const Cta *other = neighbour_after(cta, NULL); other; other = neighbour_after(cta, other))
+        if (other->tmem) taken |= ((const Tmem *)other->tmem)->held;
+    return taken;
+}
+
+static bool has_permit(const Cta *cta) {
+    const Tmem *t = cta->tmem;
+    return t && t->request[ALLOCATE].granted && !t->relinquished && !cta->exited;
+}
+
+static const Cta *other_with_permit(const Cta *cta) { /* on its SM; NULL: none has it */
+    for (const Cta *other = neighbour_after(cta, NULL); other; other = neighbour_after(cta, other))
+        if (other != cta && has_permit(other)) return other;
+    return NULL;
+}
+
+/* The units of the largest free block around these n units, of those that begin at multiples of their size; 0: they are not free. */
+static u32 free_block(u32 taken, u32 first, u32 n) {
+    u32 size = 0;
+    for (; n <= TMEM_UNITS && !(taken >> (first & -n) & ((1u << n) - 1)); n *= 2) size = n;
+    return size;
+}
+
+/* Where columns are given that all of these CTAs have free; false: nowhere. The smallest free blocks are used up first. */
+static bool find_room(Cta *const ctas[], int count, u32 columns, u32 *column) {
+    const Machine *m = ctas[0]->machine;
+    u32 n = columns / TMEM_UNIT, taken = 0, smallest = 2 * TMEM_UNITS, places = 0;
+    for (int c = 0; c < count; c++) taken |= taken_units(ctas[c]);
+    for (u32 first = 0; first < TMEM_UNITS; first += n) {
+        u32 size = free_block(taken, first, n);
+        if (size && size < smallest) smallest = size, places = 0;
+        places += size && size == smallest;
+    }
+    u32 chosen = places && m->launch->seed ? (u32)(m->random >> 20) % places : places - 1; /* the schedule's next number is left alone */
+    for (u32 first = 0; places && first < TMEM_UNITS; first += n)
+        if (free_block(taken, first, n) == smallest && !chosen--) {
             *column = first * TMEM_UNIT;
             return true;
         }
@@ -140,7 +187,7 @@ static void give(Cta *cta, u32 column, u32 columns) {
     w->know.clock[BEFORE_SYNC][actor_of(w, SENT_TO_TENSOR) & 0xffff] = number;
     t->allocation[column / TMEM_UNIT] = (Allocation){columns, r->warp, r->ins, number};
     t->held |= units(column, columns);
-    u64 all = (u64)__builtin_popcount(t->held) * TMEM_UNIT;
+    u64 all = (u64)__builtin_popcount(taken_units(cta)) * TMEM_UNIT;
     if (all > launch->tmem_columns) launch->tmem_columns = all;
 }
 
@@ -152,13 +199,16 @@ static void take_back(Cta *cta, u32 column, u32 columns) { /* what they held is 
         memset(&t->word[lane][column], 0xff, columns * sizeof(u32));
         if (t->history) memset(t->history + lane * TMEM_COLUMNS + column, 0, columns * sizeof(Cell));
     }
+    forget_products(t, column, columns);
 }
 
 /* Does what the CTAs (one, or both of a pair) ask for; false: there is no room yet. */
 static bool grant(Cta *const ctas[], int n, Wish wish) {
-    const Tmem *first = ctas[0]->tmem; /* a pair's are allocated alike */
-    u32 columns = first->request[wish].columns, column = first->request[wish].column;
-    if (wish == ALLOCATE && !first_fit(first->held, columns, &column)) return false;
+    const Request *first = &((const Tmem *)ctas[0]->tmem)->request[wish]; /* a pair's are allocated alike */
+    u32 columns = first->columns, column = first->column;
+    for (int c = 0; wish == ALLOCATE && c < n; c++)
+        if (other_with_permit(ctas[c])) return false;
+    if (wish == ALLOCATE && !find_room(ctas, n, columns, &column)) return false;
     for (int c = 0; c < n; c++) {
         Request *r = &((Tmem *)ctas[c]->tmem)->request[wish];
         if (wish == ALLOCATE)
@@ -269,22 +319,65 @@ static Outcome op_dealloc(Warp *w, const Ins *i, u32 lanes) {
 
 static Outcome op_relinquish(Warp *w, const Ins *i, u32 lanes) {
     if (full_warp(w, i, lanes)) tmem_of(w->cta)->relinquished = true;
+    machine_event(w->machine);
     return NEXT;
+}
+
+static const Cta *other_with_columns(const Cta *cta) {
+    for (const Cta *other = neighbour_after(cta, NULL); other; other = neighbour_after(cta, other))
+        if (other != cta && other->tmem && ((const Tmem *)other->tmem)->held) return other;
+    return NULL;
 }
 
 bool tmem_explain_block(Warp *w, const Ins *i, char *text, size_t size) {
     if (i->run != op_alloc && i->run != op_dealloc) return false;
-    const Tmem *t = w->cta->tmem;
+    Cta *cta = w->cta;
+    const Tmem *t = cta->tmem;
     const Request *r = &t->request[i->run == op_alloc ? ALLOCATE : DEALLOCATE];
+    const Cta *other = other_with_permit(cta);
     u32 column;
     if (r->warp != w->index)
         snprintf(text, size, "waits for warp %d of the CTA, which itself waits to be given tensor memory, or to give it back", r->warp);
-    else if (i->run == op_alloc && !first_fit(t->held, r->columns, &column))
-        snprintf(text, size, "waits for %u columns of tensor memory; %d of %d are allocated", r->columns,
-                 __builtin_popcount(t->held) * TMEM_UNIT, TMEM_COLUMNS);
-    else
+    else if (i->run == op_alloc && other)
+        snprintf(text, size, "waits for the right to allocate tensor memory, which CTA %llu on the same SM has not relinquished",
+                 (unsigned long long)other->linear);
+    else if (i->run == op_alloc && !find_room(&cta, 1, r->columns, &column)) {
+        int n = snprintf(text, size, "waits for %u columns of tensor memory; %d of %d are allocated", r->columns,
+                         __builtin_popcount(taken_units(cta)) * TMEM_UNIT, TMEM_COLUMNS);
+        if ((other = other_with_columns(cta)))
+            snprintf(text + n, size - n, ", %d of them by CTA %llu on the same SM", __builtin_popcount(((const Tmem *)other->tmem)->held) * TMEM_UNIT,
+                     (unsigned long long)other->linear);
+    } else
         snprintf(text, size, "waits for a warp of the other CTA of the pair to ask for the same");
     return true;
+}
+
+static bool waits_for_columns(const Cta *cta) { return cta->tmem && ((const Tmem *)cta->tmem)->request[ALLOCATE].open; }
+
+static bool cluster_waits(const Cluster *c) {
+    for (s32 t = 0; t < c->nctas; t++)
+        if (waits_for_columns(&c->cta[t])) return true;
+    return false;
+}
+
+/* Does a CTA wait for columns, or the right, of one whose cluster waits for something else? */
+static bool could_go_on_elsewhere(const Cta *cta) {
+    for (const Cta *other = neighbour_after(cta, NULL); waits_for_columns(cta) && other; other = neighbour_after(cta, other))
+        if (other != cta && other->tmem && (((const Tmem *)other->tmem)->held || has_permit(other)) && !cluster_waits(other->cluster)) return true;
+    return false;
+}
+
+bool tmem_move_apart(Machine *m) {
+    const Launch *launch = m->launch;
+    u64 ctas = (u64)launch->grid[0] * launch->grid[1] * launch->grid[2];
+    for (Cluster *c = ctas <= launch->sms ? m->clusters : NULL; c; c = c->next)
+        for (s32 t = 0; !c->apart && t < c->nctas; t++)
+            if (could_go_on_elsewhere(&c->cta[t])) {
+                c->apart = true;
+                machine_event(m);
+                return true;
+            }
+    return false;
 }
 
 void tmem_at_exit(Cta *cta) {
@@ -304,6 +397,7 @@ void tmem_at_exit(Cta *cta) {
         free(t->issuer[n]);
     }
     free(t->issuer);
+    free(t->products);
     free(t->history);
     free(t);
     cta->tmem = NULL;

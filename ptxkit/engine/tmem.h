@@ -29,6 +29,7 @@ typedef struct {
     u32 result;  /* first column of the latest one */
 } Request;
 
+typedef struct Column Column; /* products.c */
 typedef struct {
     u32 word[TMEM_LANES][TMEM_COLUMNS];
     Cell *history;                     /* [lane][column]; NULL without checks */
@@ -37,6 +38,7 @@ typedef struct {
     u32 last_columns;                  /* columns of the latest allocation; 0: none yet */
     bool relinquished;
     Request request[WISHES];
+    Column *products; /* [half of a slab's lanes][column]; NULL: none has run */
     Issuer **issuer; /* [thread of the CTA]; NULL: has sent nothing */
 } Tmem;
 
@@ -53,4 +55,7 @@ typedef void (*Transfer)(Cta *cta, const Access *a, u32 lane, u32 column, u32 n,
 void tmem_read(Cta *cta, const Access *a, u32 lane, u32 column, u32 n, u32 *value);
 void tmem_write(Cta *cta, const Access *a, u32 lane, u32 column, u32 n, u32 *value);
 void tmem_at_exit(Cta *cta); /* leaks, and frees */
+/* Nobody can go on. A grid of no more CTAs than there are SMs has one on each: so a cluster that waits for columns of one that waits for
+ * something else gets SMs of its own. False: none does, or the grid is larger. */
+bool tmem_move_apart(Machine *m);
 bool tmem_explain_block(Warp *w, const Ins *i, char *text, size_t size); /* false if the instruction is none of its own */

@@ -18,7 +18,7 @@ bool give_up_a_wait(Machine *m) {
             finish(w, k, NEXT);
             return true;
         }
-    return false;
+    return tmem_move_apart(m);
 }
 
 static void explain_block(Warp *w, const Split *s, char *text, size_t size) {

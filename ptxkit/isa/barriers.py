@@ -75,7 +75,8 @@ def _lower_wait(b, ins, what, parts, relaxed):
     place = b.place(address)
     parity = "parity" in parts
     args = [b.target(target, "pred"), place.register, b.value(phase, "u32" if parity else "b64")]
-    return Op(what, args, fields.MBARRIER_WAIT(address=place.address, parity=parity, relaxed=relaxed))
+    mods = fields.MBARRIER_WAIT(address=place.address, parity=parity, relaxed=relaxed, cluster="cluster" in parts)
+    return Op(what, args, mods)
 
 
 def _lower_arrive(b, ins, what, parts, relaxed):
@@ -88,7 +89,8 @@ def _lower_arrive(b, ins, what, parts, relaxed):
     place = b.place(given.pop(0))
     value = b.value(given[0], "u32") if given else -1
     drop, no_complete = what == "arrive_drop", "noComplete" in parts
-    mods = fields.MBARRIER_ARRIVE(address=place.address, drop=drop, relaxed=relaxed, no_complete=no_complete)
+    order = dict(relaxed=relaxed, cluster="cluster" in parts)
+    mods = fields.MBARRIER_ARRIVE(address=place.address, drop=drop, no_complete=no_complete, **order)
     return Op("mbarrier_arrive", [state, place.register, *((-1, value) if expects else (value, -1))], mods)
 
 

@@ -162,6 +162,9 @@ RECORDED = faults({"sm100/fwd/operands": {
     "products across blocks in one place": (
         "any gate", "wrong answer", "return load_one(self.tmem) + number * C", "return load_one(self.tmem)"
     ),
+    "tensor memory is taken to begin at column 0": (
+        "operands", "tmem", "return load_one(self.tmem) + number * C", "return 0 * load_one(self.tmem) + number * C"
+    ),
 }, "sm100/bwd/walk": {
     "dh is multiplied before all is rounded": ("back", "race-write-read", "IMAGE_THERE.sync()"),
     "dv is multiplied before all have it": ("back", "race-write-read", "ROWS_THERE.sync()"),

@@ -26,7 +26,7 @@ START = """
 VISITS = {
     "a store": "@%p3 st.shared::cluster.u32 [%r3], 7;",
     "a load": "@%p4 st.shared.u32 [smem], 7; bar.sync 0; @%p3 ld.shared::cluster.u32 %r4, [%r3 + 64];",
-    "an arrival": "@%p3 mbarrier.arrive.shared::cluster.b64 _, [%r3 + 64];",
+    "an arrival": "@%p3 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r3 + 64];",
 }
 MEET = "barrier.cluster.arrive{}.aligned; barrier.cluster.wait.aligned;"
 

@@ -464,6 +464,31 @@ def test_another_cta_sees_an_mbarrier_whose_initialisation_is_fenced(fence, meet
     assert kinds(result) == found and (strict or found or {n.kind for n in result.notes} == {"mbarrier-fence"})
 
 
+RELEASE, ACQUIRE = "arrive.release.cluster.", "parity.acquire.cluster."
+ARRIVE_BY_DEFAULT, WAIT_BY_DEFAULT = "arrive.", "parity."
+
+
+@every_seed
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("arrive", "wait", "noted"), [
+    (RELEASE, ACQUIRE, None), (ARRIVE_BY_DEFAULT, WAIT_BY_DEFAULT, "mbarrier.arrive"),
+    (ARRIVE_BY_DEFAULT, ACQUIRE, "mbarrier.arrive"), (RELEASE, WAIT_BY_DEFAULT, "mbarrier.try_wait"),
+])
+def test_an_arrival_at_another_ctas_mbarrier_with_the_default_scope_is_remarked_once(arrive, wait, noted, strict, seed):
+    """It is never an error: CUTLASS does the same, and hardware orders it."""
+    text = remote(meet=ORDERED).replace(RELEASE, arrive).replace(ACQUIRE, wait)
+    out, result = of_a_pair(text, schedule=seed, strict=strict)
+    gives(out, result, [71, 70])
+    assert [note.kind for note in result.notes] == ["mbarrier-scope"] * bool(noted)
+    for note in result.notes:
+        assert noted in note.place.ptx and "it relies on .cta between CTAs, as CUTLASS does" in note.says
+        assert ".release.cluster" in note.advice and "note: mbarrier-scope" in result.report()
+
+
+def test_an_mbarrier_of_the_own_cta_needs_no_more_than_the_default_scope():
+    assert not run(handover(), strict=True)[1].notes
+
+
 def test_an_mbarrier_that_is_initialised_again_awaits_another_fence():
     again = f"mbarrier.inval.shared::cta.b64 [smem]; mbarrier.init.shared::cta.b64 [smem], 1; {FENCE}"
     for then, found in ((again, []), (again.replace(FENCE, ""), ["mbarrier-fence"])):

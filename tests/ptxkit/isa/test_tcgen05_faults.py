@@ -204,8 +204,8 @@ LANE = 1 << 16                                                                 #
     (64, 32, 8 * LANE, None, {}, ["tmem"], "D of M=64 starts in lane 8;"),
     (128, 32, 0, 16 * LANE + 40, {}, ["tmem"], "A starts in lane 16 and D in lane 0"),
     (64, 32, 16 * LANE, 40, {}, ["tmem"], "A starts in lane 0 and D in lane 16"),
-    (128, 32, 40, None, {}, ["tmem"], "D takes columns 40 to 71"),
-    (128, 32, 0, 60, {}, ["tmem"], "A takes columns 60 to 67"),
+    (128, 32, 40, None, {}, ["tmem"], "D takes columns 488 to 519"),
+    (128, 32, 0, 60, {}, ["tmem"], "A takes columns 508 to 515"),
     (128, 32, 0, 40, {"transpose_a": True}, ["descriptor"], "A in tensor memory cannot be transposed"),
     (64, 64, 0, 40, {"ws": ".ws"}, ["unsupported"], "not documented"),
 ])
@@ -233,10 +233,10 @@ def test_a_wrong_stride_gives_a_wrong_product():
 @pytest.mark.parametrize("issue, kind, says", [
     (f"tcgen05.shift.cta_group::1.down [%r8+{1 << 16}];", "tmem", "lane 1;"),
     (f"tcgen05.shift.cta_group::1.down [%r8+{160 << 16}];", "tmem", "lane 160;"),
-    ("tcgen05.shift.cta_group::1.down [%r8+60];", "tmem", "columns 60 to 67"),
+    ("tcgen05.shift.cta_group::1.down [%r8+60];", "tmem", "columns 508 to 515"),
     (tc.copy("32x128b.warpx4", tc.descriptor(tc.A_AT, 16, 128, "none"), "%r8+65536"), "tmem", "reaches lane 128"),
     (tc.copy("4x256b", tc.descriptor(tc.A_AT, 16, 128, "none"), "%r8+2097152"), "tmem", "reaches lane 128"),
-    (tc.copy("128x256b", tc.descriptor(tc.A_AT, 16, 128, "none"), "%r8+60"), "tmem", "columns 60 to 67"),
+    (tc.copy("128x256b", tc.descriptor(tc.A_AT, 16, 128, "none"), "%r8+60"), "tmem", "columns 508 to 515"),
     (tc.copy("128x256b", tc.descriptor(tc.A_AT, 16, 128, "128B/32B")), "descriptor", "128B swizzle of 32B atoms"),
     (tc.copy("128x256b", 3 << 61 | OK), "descriptor", "swizzle (bits 61-63) 3"),
 ])

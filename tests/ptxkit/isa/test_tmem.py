@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from assembly import kernel, kinds, reports
-from tensor_core import LOADED, STORED, UNDER_ANY_SCHEDULE, float_bits, pattern, run, vector
+from tensor_core import LOADED, SEEDS, STORED, UNDER_ANY_SCHEDULE, float_bits, pattern, run, vector
 
 from ptxkit.launches import launch
 from ptxkit.ptx import PtxError
@@ -216,9 +216,9 @@ REACH = [  # what warp 3 may not touch
     ("xor.b32 %r10, %r9, 2097152;", "32x32b.x1", f"lane 64: {SLAB}"),
     ("add.u32 %r10, %r9, 1048576;", "32x32b.x1", f"lane 112: {SLAB}"),
     ("add.u32 %r10, %r9, 524288;", "16x64b.x1", f"{SLAB} or 16 more"),
-    ("add.u32 %r10, %r9, 64;", "32x32b.x1", "columns 64 to 64"),
-    ("add.u32 %r10, %r9, 63;", "16x64b.x1", "columns 63 to 64"),
-    ("sub.u32 %r10, %r9, 1;", "32x32b.x1", "lane 95: warp 3"),
+    ("add.u32 %r10, %r9, 64;", "32x32b.x1", "columns 512 to 512"),
+    ("add.u32 %r10, %r9, 63;", "16x64b.x1", "columns 511 to 512"),
+    ("add.u32 %r10, %r8, 6225920;", "32x32b.x1", "lane 95: warp 3"),
 ]
 PART = "setp.eq.u32 %p7, %r0, 3;\n @{}%p7 {}"
 FAULTS = {
@@ -234,7 +234,7 @@ FAULTS = {
         (dict(alloc=ALLOC, columns=32, load=LOAD.replace("[%r9]", "[%r9+32]") + LOADED, end="bar.sync 0;" + FREE),
          ["uninitialised"], {}),
     "the second half is not allocated":
-        (dict(load=ld("16x32bx2.x2", 2, "%r9", ", 63")), ["tmem"], dict(says="its second half takes columns 63 to 64")),
+        (dict(load=ld("16x32bx2.x2", 2, "%r9", ", 63")), ["tmem"], dict(says="second half takes columns 511 to 512")),
     "the second half lies in another lane":
         (dict(load=ld("16x32bx2.x2", 2, "%r9", ", 65536")), ["unsupported"], dict(says="another lane")),
     "lanes differ in the address":
@@ -278,13 +278,14 @@ WAIT:
     @!%p6 bra WAIT;
     @%p4 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 32;
 """
+WRITTEN_AGAIN = "bar.warp.sync 0xffffffff; @%p2 ld.shared.u32 %r8, [smem]; @%p2 st.shared.u32 [smem], %r8;"
 ALLOCATED = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [smem], 32;"
 
 
 @UNDER_ANY_SCHEDULE
 @pytest.mark.parametrize(("write", "before", "between", "found"), [
     (ALLOCATED, "bar.sync 0;", "bar.sync 0;", set()),
-    (f"{ALLOCATED} @%p2 st.shared.u32 [smem], 0;", "bar.sync 0;", "bar.sync 0;", {"proxy"}),
+    (f"{ALLOCATED} {WRITTEN_AGAIN}", "bar.sync 0;", "bar.sync 0;", {"proxy"}),
     (ALLOCATED, "bar.sync 0;", "", {"race-read-write"}),
 ])
 def test_a_copy_to_where_an_allocation_has_left_its_address_needs_no_proxy_fence(
@@ -315,13 +316,13 @@ def test_a_warp_stays_in_its_own_slab_which_lane_0_stands_for(change, expected):
 # ---- allocation
 
 
-def alone(body, block=32, grid=1, cluster=1, **options):
+def alone(body, block=32, grid=1, cluster=1, target="sm_100a", shared=4096, **options):
     """Return a kernel of warps that allocate; `out` is written from %r20, %r21, ... of thread 0."""
-    out = torch.full((grid, 8), -1, dtype=torch.int32)
+    out = torch.full((grid, 16), -1, dtype=torch.int32)
     store = "".join(f"@%p2 st.global.u32 [%rd3+{4 * n}], %r{20 + n};\n" for n in range(8))
     ptx = kernel(f"""
     mov.u32 %r4, %ctaid.x;
-    mul.wide.u32 %rd4, %r4, 32;
+    mul.wide.u32 %rd4, %r4, 64;
     add.s64 %rd3, %rd1, %rd4;
     shr.u32 %r2, %r0, 5;
     setp.eq.u32 %p1, %r2, 0;
@@ -329,8 +330,8 @@ def alone(body, block=32, grid=1, cluster=1, **options):
     {"".join(f"mov.u32 %r{20 + n}, 0;" for n in range(8))}
     {body}
     {store}
-""", target="sm_100a")
-    return out, launch(ptx, grid=grid, block=block, cluster=cluster, args=[out], **options)
+""", target=target, shared=shared)
+    return out[:, :8], launch(ptx, grid=grid, block=block, cluster=cluster, args=[out], **options)
 
 
 def alloc(number, columns, group=1):
@@ -348,21 +349,42 @@ def dealloc(number, columns, group=1):
 GIVE_UP = "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n"
 
 
-def test_allocations_take_the_first_columns_that_are_free():
-    body = alloc(0, 128) + alloc(1, 64) + alloc(2, 32) + dealloc(1, 64)
-    body += alloc(3, 32) + alloc(4, 32) + alloc(5, 32) + GIVE_UP + dealloc(0, 128)
-    out, result = alone(body + "".join(dealloc(n, 32) for n in (2, 3, 4, 5)))
+SIX = alloc(0, 128) + alloc(1, 64) + alloc(2, 32) + dealloc(1, 64)
+SIX += alloc(3, 32) + alloc(4, 32) + alloc(5, 32) + GIVE_UP + dealloc(0, 128)
+SIX += "".join(dealloc(n, 32) for n in (2, 3, 4, 5))
+
+
+def test_allocations_take_the_last_block_of_those_that_are_as_small_as_can_be():
+    out, result = alone(SIX)
     assert not result.findings
-    assert out[0, :6].tolist() == [0, 128, 192, 128, 160, 224]
+    assert out[0, :6].tolist() == [384, 320, 288, 256, 352, 320]
     assert result.counters["tmem_columns"] == 128 + 3 * 32 + 32
+
+
+def test_a_seed_varies_where_columns_begin():
+    starts = set()
+    for seed in SEEDS:
+        out, result = alone(SIX, schedule=seed)
+        assert not result.findings and result.counters["tmem_columns"] == 128 + 3 * 32 + 32
+        sizes = dict(zip(out[0, [0, 2, 3, 4, 5]].tolist(), (128, 32, 32, 32, 32)))  # those that were held together
+        held = [range(first, first + size) for first, size in sizes.items()]
+        assert len(set().union(*held)) == sum(map(len, held)) == 128 + 4 * 32
+        assert all(block.start % len(block) == 0 and block.stop <= 512 for block in held)
+        starts.add(out[0, 0].item())
+    assert len(starts) > 1
+
+
+@pytest.mark.parametrize("schedule", [{}, {"early": True}], ids=str)
+def test_a_kernel_that_takes_its_columns_to_begin_at_0_is_found_out(schedule):
+    reports(quiet(stored="sub.u32 %r9, %r9, %r8;" + AGAIN + STORED, **schedule), {"tmem"}, "takes columns 0 to 31")
 
 
 def test_a_generic_address_takes_the_result_too():
     into = "tcgen05.alloc.cta_group::1.sync.aligned.b32 [%rd1+4], 32;\n bar.warp.sync 0xffffffff;\n"
     convert = "mov.u64 %rd2, smem;\n cvta.shared.u64 %rd1, %rd2;\n"
     out, result = alone(convert + into + "ld.shared.u32 %r20, [smem+4];\n" + dealloc(0, 32))
-    assert not result.findings and out[0, 0] == 0
-    elsewhere = "mov.u64 %rd1, %rd3;\n" + into + "mov.u32 %r20, 0;\n" + dealloc(0, 32)
+    assert not result.findings and out[0, 0] == 480
+    elsewhere = "mov.u64 %rd1, %rd3;\n" + into + "mov.u32 %r20, 480;\n" + dealloc(0, 32)
     reports(alone(elsewhere)[1], ["out-of-bounds"], "is elsewhere")
 
 
@@ -413,10 +435,10 @@ third:
     *((alloc(0, columns), f"asks for {columns} columns") for columns in (0, 16, 48, 1024)),
     (alloc(0, 32) + alloc(1, 64) + dealloc(0, 32) + dealloc(1, 64), "64 columns after 32: a CTA's allocations"),
     (alloc(0, 32) + GIVE_UP + alloc(1, 32) + dealloc(0, 32) + dealloc(1, 32), "after relinquish_alloc_permit"),
-    (alloc(0, 32) + dealloc(0, 32) + dealloc(0, 32), "deallocates 32 columns at 0x0; an allocation of 0 columns"),
+    (alloc(0, 32) + dealloc(0, 32) + dealloc(0, 32), "deallocates 32 columns at 0x1e0; an allocation of 0 columns"),
     (alloc(0, 64) + "mov.u32 %r21, 32;\n" + dealloc(1, 32) + dealloc(0, 64), "at 0x20; an allocation of 0 columns"),
     ("mov.u32 %r21, 7;\n" + alloc(0, 64) + dealloc(1, 64) + dealloc(0, 64), "at 0x7; an allocation of 0 columns"),
-    (alloc(0, 64) + dealloc(0, 32) + dealloc(0, 64), "deallocates 32 columns at 0x0; an allocation of 64 columns"),
+    (alloc(0, 64) + dealloc(0, 32) + dealloc(0, 64), "deallocates 32 columns at 0x1c0; an allocation of 64 columns"),
     (alloc(0, 32, 2), "has no peer"),
 ])
 def test_misuse_of_the_allocator_is_described(body, says):
@@ -432,25 +454,106 @@ def test_an_allocation_that_never_finds_room_is_a_deadlock():
 
 def test_columns_left_at_the_end_are_a_leak():
     leak = alone(alloc(0, 128) + alloc(1, 32) + dealloc(1, 32))[1]
-    reports(leak, ["tmem-leak"], "128 columns at 0 were never deallocated", place="tcgen05.alloc")
+    reports(leak, ["tmem-leak"], "128 columns at 384 were never deallocated", place="tcgen05.alloc")
 
 
-def test_each_cta_has_a_tensor_memory_of_its_own():
-    out, result = alone(alloc(0, 512) + dealloc(0, 512), grid=5)
-    assert not result.findings and out[:, 0].eq(0).all()
+# ---- CTAs of an SM
 
 
-# ---- pairs
+@UNDER_ANY_SCHEDULE
+def test_ctas_of_an_sm_take_turns_if_each_needs_all_columns(schedule):
+    out, result = alone(alloc(0, 512) + GIVE_UP + dealloc(0, 512), grid=5, **schedule)
+    assert not result.findings and out[:, 0].eq(0).all() and result.counters["tmem_columns"] == 512
+
+
+def waits_for_its_neighbour(columns, relinquish=GIVE_UP):
+    """Return the body of a CTA that allocates, sets its flag, and waits for the flag of the other one of two."""
+    return f"""
+    {alloc(0, columns)}
+    {relinquish}
+    xor.b32 %r6, %r4, 1;
+    mul.wide.u32 %rd5, %r6, 64;
+    add.s64 %rd5, %rd1, %rd5;
+    @%p2 st.release.gpu.global.u32 [%rd3+32], 7;
+AGAIN:
+    ld.acquire.gpu.global.u32 %r7, [%rd5+32];
+    setp.ne.u32 %p7, %r7, 7;
+    @%p7 bra AGAIN;
+    bar.warp.sync 0xffffffff;
+    {dealloc(0, columns)}
+    """
+
+
+@UNDER_ANY_SCHEDULE
+def test_ctas_that_are_on_an_sm_together_get_different_columns(schedule):
+    out, result = alone(waits_for_its_neighbour(256), grid=2, **schedule)
+    assert not result.findings and sorted(out[:, 0].tolist()) == [0, 256]
+    assert result.counters["tmem_columns"] == 512
+
+
+def test_a_clock_knows_that_ctas_of_an_sm_wait_for_columns():
+    spin = "mov.u32 %r7, 2000;\nLOOP: sub.u32 %r7, %r7, 1; setp.ne.u32 %p7, %r7, 0; @%p7 bra LOOP;\n"
+    clocks = {}
+    for columns in (256, 512):                                                 # two CTAs an SM, at once or in turns
+        body = alloc(0, columns) + GIVE_UP + spin + dealloc(0, columns)
+        _, result = alone(body, grid=2 * 148, registers=32, clock=True)
+        assert not result.findings
+        clocks[columns] = result.clock.clocks
+    assert clocks[512] > 1.8 * clocks[256]
+
+
+STUCK = {
+    "columns": (waits_for_its_neighbour(512), 0, "512 of 512 are allocated, 512 of them by CTA"),
+    "the right to allocate": (waits_for_its_neighbour(32, ""), 1, "the right to allocate tensor memory, which CTA"),
+}
+
+
+@pytest.mark.parametrize("body, schedule, says", STUCK.values(), ids=STUCK)
+def test_a_cta_that_waits_for_one_that_waits_for_its_columns_stops_a_full_gpu(body, schedule, says):
+    """With an SM for each CTA both go on; a Thor has 20."""
+    assert not alone(body, grid=2, schedule=schedule)[1].findings
+    _, result = alone(body, grid=22, target="sm_110a", schedule=schedule, checks=False)
+    assert result.incomplete and any(says in f.says for f in result.findings if f.kind == "deadlock")
+
+
+@UNDER_ANY_SCHEDULE
+def test_a_cta_that_keeps_its_columns_until_it_ends_does_not_keep_the_right_to_allocate(schedule):
+    assert not alone(alloc(0, 128) + dealloc(0, 128), grid=6, **schedule)[1].findings
+
+
+def held_in_two_ctas(columns, group=1):
+    give_up = GIVE_UP.replace("group::1", f"group::{group}")
+    return alloc(0, columns, group) + give_up + BOTH + dealloc(0, columns, group)
+
+
+@pytest.mark.parametrize("columns, group, found", [(512, 1, ["deadlock"]), (256, 1, []), (512, 2, [])])
+def test_two_clusters_that_hold_columns_of_one_sm_and_wait_for_those_of_another_are_a_deadlock(columns, group, found):
+    """Some seed lets the one allocate first on one SM, and the other on the other; a pair gets its columns together."""
+    runs = [alone(held_in_two_ctas(columns, group), grid=4, cluster=2, schedule=seed)[1] for seed in range(1, 25)]
+    assert sorted({kind for result in runs for kind in kinds(result)}) == found
+    if found:
+        (result, *_) = (result for result in runs if result.findings)
+        assert any("512 of 512 are allocated, 512 of them by CTA" in f.says for f in result.findings)
 
 
 BOTH = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n"
+
+
+def test_clusters_that_do_not_fit_on_the_same_sms_do_not_share_columns():
+    for seed in range(1, 25):
+        assert not alone(held_in_two_ctas(512), grid=4, cluster=2, shared=120 << 10, schedule=seed)[1].findings
+
+
+# ---- pairs
 
 
 @UNDER_ANY_SCHEDULE
 def test_a_pair_gets_the_same_columns_in_both_ctas(schedule):
     body = alloc(0, 128, 2) + alloc(1, 64, 2) + BOTH + dealloc(0, 128, 2) + dealloc(1, 64, 2)
     out, result = alone(body, grid=4, cluster=4, **schedule)
-    assert not result.findings and out[:, :2].tolist() == 4 * [[0, 128]]
+    assert not result.findings
+    for one, other in out[:2, :2].tolist(), out[2:, :2].tolist():
+        assert one == other and one[0] % 128 == 0 == one[1] % 64 and one[1] // 128 != one[0] // 128
 
 
 def only(rank, text, label):

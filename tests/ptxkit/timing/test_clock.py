@@ -229,8 +229,9 @@ def test_an_arrival_at_a_neighbours_mbarrier_takes_the_way_between_them():
     init = (
         INIT + "fence.mbarrier_init.release.cluster;" + meet + "mov.u32 %r9, %cluster_ctarank; setp.ne.u32 %p1, %r9, 0;"
     )
+    wait = WAIT.replace(".parity.", ".parity.acquire.cluster.")
     parts = [
-        f"@%p1 bra W{k}; {arrival} bra M{k};" + WAIT.format(name=f"W{k}", offset=0, parity=k % 2) + f"M{k}: {meet}"
+        f"@%p1 bra W{k}; {arrival} bra M{k};" + wait.format(name=f"W{k}", offset=0, parity=k % 2) + f"M{k}: {meet}"
         for k in range(6)
     ]
     few, many = (timed(init + "".join(parts[:n]), grid=2, cluster=2).clock.clocks for n in (2, 6))

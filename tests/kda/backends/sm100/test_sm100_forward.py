@@ -74,6 +74,7 @@ def test_one_cluster_walks_over_one_sequence_and_head_after_the_other(shape, K, 
 def test_it_is_one_kernel_for_every_arch(arch):
     found, session = seen(case_of(T=70), arch=arch)
     assert len(session.launches) == 1 and not session.findings
+    assert [note.kind for note in session.notes] == ["mbarrier-scope"]      # CTAs of the pair arrive as CUTLASS's do
     assert session.launches[0].kernel.target.spelling == parse(arch).spelling
     assert torch.equal(found["o"], seen(case_of(T=70))[0]["o"])
 

@@ -213,6 +213,15 @@ def test_operands_are_their_formulas(name):
     operands_are_right(case_of(**OPERANDS[name]))
 
 
+@pytest.mark.parametrize(("name", "columns"), [("bounded, GVA", 3 * 32), ("softplus", 2 * 128)])
+def test_ctas_of_operands_share_the_tensor_memory_of_an_sm(name, columns):
+    case = case_of(**OPERANDS[name])
+    tiles, _, alone = operands_of(case)
+    runs = [operands_of(case, schedule=seed) for seed in range(1, 5)]
+    assert all(torch.equal(found, tiles) for found, *_ in runs)
+    assert max(run.counters["tmem_columns"] for *_, run in runs) == columns > alone.counters["tmem_columns"]
+
+
 # states
 
 
