@@ -53,7 +53,7 @@ def milliseconds(one: Prediction) -> dict[str, float]:
 
 
 def compared() -> dict[str, tuple[float, str, float]]:
-    """Return each kernel of a forward and of a step that keeps: its time as counted, what limits it, and the clock's."""
+    """Return each kernel of a forward and of a step that keeps: the counted time, what limits it, the clock's time."""
     shape, counts = SHAPES[COMPARED], blackwell_step.counts()
     counted = {name: (1e3 * time, why)
                for name, (time, why) in blackwell_step.seconds(counts, shape.T, shape.H).items()}

@@ -66,7 +66,7 @@ class Difference(NamedTuple):
 
     @property
     def off(self) -> float:
-        """By which share of itself the measured constant differs from the clock's; 0 if it is not measured."""
+        """The share of the measured constant by which the clock's differs from it; 0 if it is not measured."""
         return abs(self.constant.value / self.measured - 1) if self.measured else 0.0
 
     def __str__(self) -> str:
