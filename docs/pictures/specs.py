@@ -352,12 +352,11 @@ MAKE_CHUNK100 = (
     [(0, 7, "operands of products: exponentials, rounded to bfloat16")],
 )
 SM100_FORWARD, SM100_STEP = Call("sm_100a", "sm100", 1024, 74), Call("sm_100a", "sm100", 1024, 32, step=True)
-sm100_recorded = sm100_plan.training_plan(STEP, BLACKWELL_SMS)
+sm100_recorded: Any = sm100_plan.training_plan(STEP, BLACKWELL_SMS)
 sm100_grads: Any = sm100_recorded.grads
-MATH100, LOAD100 = (constant("sm100/bwd/grads.py", f"{role}_REGISTERS") for role in ("MATH", "LOAD"))
 sm100_fused = sm100_plan.plan(B74, BLACKWELL_SMS, None).fused
-Of, OfRecord, OfGrads = sm100_fused.tmem, sm100.RecordColumns, sm100.GradsColumns
-IN_STAGES = {"stages": sm100.STAGE, "tile": sm100.RECORD_TILE}
+Of, OfRecord, OfGrads = sm100_fused.tmem, sm100_recorded.walk.tmem, sm100_grads.tmem
+IN_STAGES = {"stages": sm100_recorded.walk.stage, "tile": sm100_recorded.walk.tile}
 CORE = Node(2, 1, ("products, issued by warp 0",))
 OF_THE_TENSOR_CORE = (
     Edge("tensor core", "WALK", pipelines="out"), Edge("tensor core", "WALK", pipelines="added"),
@@ -385,7 +384,7 @@ SM100 = [
     ),
     Kernel(
         "sm100_operands", "operands", sm100_recorded.prepare, SM100_STEP, "one CTA's life", ctas=3,
-        inner={"tile": sm100.RECORD_TILE},
+        inner={"tile": sm100_recorded.prepare.tile},
         steps=(
             *MAKE_CHUNK100, "operands are there",
             [(0, 3, "product of pairs (warp 0 issues); A_kk, A_qk"), (7, 7, "send KQ")], "A_kk is there",
@@ -421,7 +420,7 @@ SM100 = [
         "sm100_grads", "grads", sm100_grads, SM100_STEP, "one chunk of 64 tokens",
         nodes=GRADS_NODES | {"tensor core": CORE}, ring="values_full",
         edges=(*GRADS_EDGES, Edge("tensor core", "MATH", "products[2]: {products}", "products")),
-        registers={"MATH": MATH100, "LOAD": LOAD100}, inner={"rows": sm100_grads.rows},
+        registers=dict(zip(("MATH", "LOAD"), sm100_grads.registers)), inner={"rows": sm100_grads.rows},
         frames={"CTA": ("LOAD", "MATH", "tensor core")},
         tmem=(
             Columns("G", OfGrads.G, 64), Columns("up1", OfGrads.up1, 64), Columns("up2", OfGrads.up2, 64),

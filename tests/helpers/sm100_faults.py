@@ -175,8 +175,8 @@ RECORDED = faults({"sm100/fwd/operands": {
     "dv is read before it is there": ("back", "uninitialised", "cute.arch.mbarrier_wait(s.out, j & 1)"),
     "dh is read before all is added": ("back", "race-write-read", "cute.arch.mbarrier_wait(s.added, j & 1 ^ 1)"),
     "the last dh is not kept": ("back", "wrong answer", "(i & 1) == 1 or j == 0", "(i & 1) == 1"),
-    "T' instead of A2": ("back", "wrong answer", "RECORD_TILE.TA.offset + A2)", "RECORD_TILE.TA.offset)"),
-    "tensor memory is not given back": ("back", "tmem-leak", "umma.free(TMEM)"),
+    "T' instead of A2": ("back", "wrong answer", "self.tile.TA.offset + A2)", "self.tile.TA.offset)"),
+    "tensor memory is not given back": ("back", "tmem-leak", "umma.free(c.allocated, self.begin)"),
 }, "sm100/parts/state": {
     "an image is written while it is copied": (
         "up", "race-read-write",
@@ -190,6 +190,15 @@ RECORDED = faults({"sm100/fwd/operands": {
         "up", "race-write-read", "        umma.wait_for_stores()\n        cute", "        cute"
     ),
     "rows of v of another swizzle": ("up", "wrong answer", "(r & 7) * 16", "(r & 6) * 32 % 128"),
+    "of 64 channels two threads have one quarter of a row": (
+        "up, 64", "race-lanes", "of_warp + (thread >> 4 & 1) * self.own_columns if", "of_warp if"
+    ),
+    "of 64 channels tensor memory is taken to begin at column 0": (
+        "up, 64", "tmem", "self.begin = load_one(s.tmem).to(Int32) if self.c.ctas > 1 else 0", "self.begin = 0"
+    ),
+    "of 64 channels half of the rows of dv are the other half's": (
+        "back, 64", "wrong answer", " + (warp >> 2) * of_half", ""
+    ),
 }, "sm100/fwd/record": {
     "X is multiplied before all have it": ("up", "race-write-read", "ROWS_THERE.sync()"),
     "r and o are overwritten before they are read": (
@@ -200,6 +209,9 @@ RECORDED = faults({"sm100/fwd/operands": {
     ),
     "r and o leave before all lanes have them": (
         "up", "race-lanes", f"cute.arch.sync_warp(){46 * SPACE}# the warp's columns are", "# are"
+    ),
+    "of 64 channels some rows of r and o do not leave": (
+        "up, 64", "wrong answer", "(lane & 6) + (lane >> 3 & 1)", "(lane & 6)"
     ),
     "r and o of odd and even chunks in one place": ("up", "race-read-write", "OUT = 2 * C ", "OUT = 0 "),
     "M is not transposed": (
@@ -228,7 +240,19 @@ BACKWARD = faults({"sm100/bwd/grads": {
         "long", "wrong answer", "b, ratio, n + 1, range(n + 1, self.blocks))", "b, ratio, n + 1, range(0))"
     ),
     "2^x comes back from another step": (
-        "long", "wrong answer", "(GradsColumns.powers + b * umma.STEP)", "(GradsColumns.powers + 0 * b)"
+        "long", "wrong answer", "(self.columns.powers + b * umma.STEP)", "(self.columns.powers + 0 * b)"
+    ),
+    "of 64 channels dv r^T lies where do r^T does": (
+        "64", "uninitialised", "(columns.G + umma.HALF_LANES)", "columns.G"
+    ),
+    "of 64 channels what is put aside lies over products": (
+        "64", "race-write-write", "return self.lanes() + umma.HALF_LANES if", "return self.lanes() if"
+    ),
+    "of 64 channels products are taken to begin at column 0": (
+        "64", "tmem", "return load_one(self.tmem).to(Int32) if self.alone else 0", "return 0"
+    ),
+    "of 64 channels tensor memory is not given back": (
+        "64", "tmem-leak", "umma.free(self.c.allocated, load_one(s.tmem) if self.c.ctas > 1 else 0)"
     ),
     "values are replaced while a product reads them": ("long", "deadlock", *initialises("values_empty", 1)),
 }, "common/cute/grads/load": {

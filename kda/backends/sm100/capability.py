@@ -6,15 +6,6 @@ from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, GRID, ONE_BETA, rules_of,
 
 ARCHS = "sm100", "sm103", "sm110"            # the same source, and but for `shares` the same PTX
 
-# Rules that only backwards have to satisfy, whatever their lengths.
-BACKWARD = (
-    Rule(
-        "sm100.backward_head_dim",
-        lambda p, h: p.direction == "forward" or p.K == p.V == 128,
-        "has a backward for K=V=128, got K={p.K} V={p.V}",
-    ),
-)
-
 CAPABILITY = Capability(
     backend="sm100",
     rank=10,
@@ -39,7 +30,6 @@ CAPABILITY = Capability(
             "pass one long sequence with cu_seqlens",
         ),
         *rules_of("sm100", ONE_BETA, saves_opaque(*ARCHS)),
-        *BACKWARD,
     ),
     stages=("fwd/gate+intra+wy+state+output only", "bwd/output+state+wy+intra+gate from inputs",
             "bwd/grads"),

@@ -39,9 +39,7 @@ GROUPS = 2                                   # groups of WARPS warps in a CTA
 RING = CTAS * GROUPS                         # stages: one for each group of the cluster
 AHEAD = 3                                    # chunks whose rows of v are there or on their way
 CHAIN_WARPS = 4
-MATH_WARPS = 8                               # warps of MATH in grads
 FIRST_PRODUCER = CHAIN_WARPS                 # warp of the first group
-K = V = 128                                  # the head size of a step that records gradients
 TMEM = 512                                   # columns: all there are
 STATE_WARPS = 8                              # warps that have the state, in record and walk
 EPILOGUE_WARPS = 4                           # warps of EPILOGUE in record
@@ -243,22 +241,29 @@ class FusedConfig(ChunkConfig):
 # What operands hands to record and walk, of one chunk and value head, as it lies in shared memory.  It is contiguous
 # and a multiple of 1 KiB, so that one bulk copy puts it where swizzles, which look at addresses, find it as it was
 # made.  Rows of no token are zero, in KQ and KT.
-RECORD_TILE = Struct(
-    align=1024,
-    KQ=array("bfloat16", 2 * C, K),          # [-kn 2^gc; scale qn 2^gc], swizzle_128B: halves of K one after the other
-    KT=array("bfloat16", C, K),              # T'^T (b kn 2^(gc_last - gc)), the same
-    TA=array("bfloat16", C, 2 * C),          # [T' - I | A2], A2 = A_qk b T', transposed: a column of both in a row
-    decay=array("float32", K),               # 2^gc_last, in the order of `decay_index`
-)
+@functools.cache
+def record_tile(K: int) -> Struct:
+    return Struct(
+        align=1024,
+        KQ=array("bfloat16", 2 * C, K),      # [-kn 2^gc; scale qn 2^gc], swizzle_128B: halves of K one after the other
+        KT=array("bfloat16", C, K),          # T'^T (b kn 2^(gc_last - gc)), the same
+        TA=array("bfloat16", C, 2 * C),      # [T' - I | A2], A2 = A_qk b T', transposed: a column of both in a row
+        decay=array("float32", K),           # 2^gc_last, in the order of `decay_index`
+    )
+
 
 # Every CTA has these, as in `shared_memory`; the tensor memory of operands begins wherever some is free.
 OF_CTA = dict.fromkeys(("base_desc", "tmem"), array("uint32", 1, align=4))
 
 
 class TrainedConfig(HeadsConfig):
+    @property
+    def tile(self) -> Struct:
+        return record_tile(self.K)
+
     def broken_limits(self) -> Iterator[str]:
-        if (self.K, self.V) != (K, V):
-            yield f"in a training call K and V must be {K}; found K = {self.K} and V = {self.V}"
+        if self.K != self.V:
+            yield f"K and V must be equal; found K = {self.K} and V = {self.V}"
         yield from super().broken_limits()
 
 
@@ -284,9 +289,15 @@ class OperandsConfig(TrainedConfig, ChunkConfig):
         return self.packed
 
     @property
+    def ctas(self) -> int:
+        """The number of CTAs that an SM has at once: 80 registers, or 128;  of 64 channels 48, or 64."""
+        most = 5 if self.K == 64 else 3
+        return most if self.one_product else most - 1
+
+    @property
     def launch_options(self) -> dict[str, int]:
-        """CTAs of an SM at once: 80 registers, or 128.  Without the carve-out the DSL asks the driver."""
-        return {"min_blocks_per_mp": 3 if self.one_product else 2, "preferred_smem_carveout": 100}
+        """Without the carve-out the DSL asks the driver."""
+        return {"min_blocks_per_mp": self.ctas, "preferred_smem_carveout": 100}
 
     @property
     def columns(self) -> int:
@@ -297,7 +308,7 @@ class OperandsConfig(TrainedConfig, ChunkConfig):
     def struct(self) -> Struct:
         return Struct(
             align=1024,
-            tile=several(RECORD_TILE, 1),
+            tile=several(self.tile, 1),
             X=array("bfloat16", 2 * C, self.K, align=1024),                    # A_kk is over it, as in a GROUP
             Y=array("bfloat16", C, self.K, align=1024),
             sums=array("float32", SUMS, self.K),
@@ -309,19 +320,49 @@ class OperandsConfig(TrainedConfig, ChunkConfig):
 
 
 # A chunk, as LOAD brings it to record or walk.
-STAGE = Struct(
-    align=1024,
-    tile=several(RECORD_TILE, 1),
-    rows=array("bfloat16", C, V),            # rows of v or do, swizzle_128B: halves of V one after the other
-)
+@functools.cache
+def stage_of_chunk(K: int, V: int) -> Struct:
+    return Struct(
+        align=1024,
+        tile=several(record_tile(K), 1),
+        rows=array("bfloat16", C, V),        # rows of v or do, swizzle_128B: halves of V one after the other
+    )
 
 
 class RecordColumns:
     """The columns of tensor memory in record and walk."""
 
-    S = 0                                    # the state: lanes are channels
-    out = V                                  # [r; o], transposed, of even and of odd chunks; dv, transposed
-    end = out + 2 * 2 * C
+    def __init__(self, V: int):
+        self.S = 0                           # the state: lanes are channels
+        self.out = V                         # [r; o], transposed, of even and of odd chunks; dv, transposed
+        self.end = self.out + 2 * 2 * C
+
+
+class StateConfig(TrainedConfig, WalkedConfig):
+    """A kernel that walks with the state of one value head."""
+
+    @property
+    def stage(self) -> Struct:
+        return stage_of_chunk(self.K, self.V)
+
+    @property
+    def tmem(self) -> RecordColumns:
+        return RecordColumns(self.V)
+
+    @property
+    def ctas(self) -> int:
+        """The number of CTAs that an SM has at once."""
+        return 2 if self.K == 64 else 1
+
+    @property
+    def allocated(self) -> int:
+        """The columns of tensor memory that a CTA allocates: all, unless another one has its own beside it."""
+        return TMEM // self.ctas
+
+    @property
+    def launch_options(self) -> dict[str, int]:
+        """Without the carve-out the DSL asks the driver."""
+        return {"min_blocks_per_mp": 2, "preferred_smem_carveout": 100} if self.ctas > 1 else {"min_blocks_per_mp": 1}
 
 
 # Those of EPILOGUE; a stage is that of even or of odd chunks.
@@ -332,7 +373,7 @@ RESULTS = (
 
 
 @dataclass(frozen=True)
-class RecordConfig(TrainedConfig, WalkedConfig):
+class RecordConfig(StateConfig):
     packed: bool                             # segments are found in the table
     walk: str                                # "sequences", "carry", "segments"
     h0: str | None                           # dtype of the states that they start from
@@ -340,12 +381,11 @@ class RecordConfig(TrainedConfig, WalkedConfig):
     v_first: bool                            # states of sequences are (V, K)
     o: bool = True                           # outputs are requested; `carry` has none
     stages: int = 3
-    K: int = K
-    V: int = V
+    K: int = 128
+    V: int = 128
     every = 2                                # chunks of a kept state
     arguments = ChainArguments
     threads = 32 * (STATE_WARPS + EPILOGUE_WARPS + 1)
-    launch_options = MappingProxyType({"min_blocks_per_mp": 1})
     roles = MappingProxyType({
         "CHAIN": range(STATE_WARPS), "EPILOGUE": range(STATE_WARPS, STATE_WARPS + EPILOGUE_WARPS),
         "LOAD": range(STATE_WARPS + EPILOGUE_WARPS, STATE_WARPS + EPILOGUE_WARPS + 1),
@@ -384,30 +424,29 @@ class RecordConfig(TrainedConfig, WalkedConfig):
     @cached_property
     def struct(self) -> Struct:
         fields = dict(
-            stages=several(STAGE, self.stages),
-            S=array("bfloat16", 2, K, V, align=1024),                          # rounded, of even and of odd chunks
-            X=array("bfloat16", C, V, align=1024),
+            stages=several(self.stage, self.stages),
+            S=array("bfloat16", 2, self.K, self.V, align=1024),                # rounded, of even and of odd chunks
+            X=array("bfloat16", C, self.V, align=1024),
             one=array("bfloat16", C, 2 * C, align=1024),                       # [1 | 0]
         )
         if not self.carry:
-            fields["rows"] = array("bfloat16", self.columns, V, align=1024)    # rows of r, and of o
+            fields["rows"] = array("bfloat16", self.columns, self.V, align=1024)    # rows of r, and of o
         return Struct(align=1024, **fields, **mbarriers(self.state_pipelines + RESULTS), **OF_CTA)
 
 
 @dataclass(frozen=True)
-class WalkConfig(TrainedConfig, WalkedConfig):
+class WalkConfig(StateConfig):
     packed: bool
     walk: str                                # "sequences", "carry", "segments"
     dht: bool
     dh0: str | None                          # its dtype
     v_first: bool
     stages: int = 3
-    K: int = K
-    V: int = V
+    K: int = 128
+    V: int = 128
     every = 2
     arguments = WalkArguments
     threads = 32 * (STATE_WARPS + 1)
-    launch_options = MappingProxyType({"min_blocks_per_mp": 1})
     roles = MappingProxyType({"WALK": range(STATE_WARPS), "LOAD": range(STATE_WARPS, STATE_WARPS + 1)})
     meetings = (
         Meeting(IMAGE_THERE, "WALK", "dh is rounded and decayed, the dv before was read"),
@@ -430,39 +469,75 @@ class WalkConfig(TrainedConfig, WalkedConfig):
     @cached_property
     def struct(self) -> Struct:
         fields = dict(
-            stages=several(STAGE, self.stages),
-            S=array("bfloat16", 2, K, V, align=1024),                          # rounded, of every other chunk
-            dv=array("bfloat16", C, V, align=1024),
+            stages=several(self.stage, self.stages),
+            S=array("bfloat16", 2, self.K, self.V, align=1024),                # rounded, of every other chunk
+            dv=array("bfloat16", C, self.V, align=1024),
         )
         return Struct(align=1024, **fields, **mbarriers(self.pipelines), **OF_CTA)
 
 
 class GradsColumns:
-    """The columns of tensor memory in bwd/grads."""
+    """The columns of tensor memory in bwd/grads.  Products of 64 rows have 16 of each warp's 32 lanes; in the other 16
+    lie dv r^T, and what MATH puts aside."""
 
-    G = 0                                    # [do r^T; dv r^T]
-    up1 = TOKENS                             # h do^T
-    up2 = 2 * TOKENS                         # h dv^T
-    down = 3 * TOKENS                        # dh r^T
-    powers = 4 * TOKENS                      # 2^x, Qu, Ku and Kd, for which MATH has no registers all the time
-    Qu = powers + TOKENS                     # words of two elements
-    Ku = Qu + TOKENS // 2
-    Kd = Ku + TOKENS // 2
-    end = Kd + TOKENS // 2
+    def __init__(self, K: int):
+        self.G = 0                           # [do r^T; dv r^T]
+        self.up1 = TOKENS                    # h do^T
+        self.up2 = 2 * TOKENS                # h dv^T
+        self.down = 3 * TOKENS               # dh r^T
+        aside = TOKENS if K == 64 else 4 * TOKENS
+        self.powers = aside                  # 2^x, Qu, Ku and Kd, for which MATH has no registers all the time
+        self.Qu = aside + TOKENS             # words of two elements
+        self.Ku = self.Qu + TOKENS // 2
+        self.Kd = self.Ku + TOKENS // 2
+        self.end = max(self.Kd + TOKENS // 2, self.down + TOKENS)
 
 
 @dataclass(frozen=True)
 class GradsConfig(TrainedConfig, GradsOptions):
     rows_of_values = MappingProxyType({"do": 2 * TOKENS, "dv": 2 * TOKENS, "r": TOKENS})
-    threads = 32 * (MATH_WARPS + LOAD_WARPS)
-    roles = MappingProxyType({"MATH": range(MATH_WARPS), "LOAD": range(MATH_WARPS, MATH_WARPS + LOAD_WARPS)})
     product_pipelines = (
         Pipeline("products", commit("MATH"), "MATH", "first: G is in tensor memory; second: products of states are", 2),
     )
 
     @property
+    def threads(self) -> int:
+        return 32 * (self.math_warps + LOAD_WARPS)
+
+    @property
+    def roles(self) -> dict[str, range]:
+        return {"MATH": range(self.math_warps), "LOAD": range(self.math_warps, self.math_warps + LOAD_WARPS)}
+
+    @property
     def pipelines(self) -> tuple[Pipeline, ...]:
         return self.ring_pipelines + self.product_pipelines
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """MATH's and LOAD's."""
+        return (224, 32) if self.ctas > 1 else (224, 56)
+
+    @property
+    def few_registers(self) -> bool:  # type: ignore[override]
+        return self.ctas > 1
+
+    @property
+    def ctas(self) -> int:  # type: ignore[override]
+        return 2 // self.panels
+
+    @property
+    def launch_options(self) -> dict[str, int]:  # type: ignore[override]
+        """Without the carve-out the DSL asks the driver."""
+        return {"min_blocks_per_mp": 2, "preferred_smem_carveout": 100} if self.ctas > 1 else {"min_blocks_per_mp": 1}
+
+    @property
+    def tmem(self) -> GradsColumns:
+        return GradsColumns(self.K)
+
+    @property
+    def allocated(self) -> int:
+        """The columns of tensor memory that a CTA allocates, as in StateConfig."""
+        return TMEM // self.ctas
 
     @cached_property
     def struct(self) -> Struct:
@@ -476,6 +551,6 @@ class GradsConfig(TrainedConfig, GradsOptions):
             tensors=array("int64", len(GradsArguments.tensor_names()), align=8),    # their addresses
             **mbarriers(self.product_pipelines),
             base_desc=array("uint32", 1, align=4),           # the address of all this / 16, as descriptors have it
-            tmem=array("uint32", 1, align=4),                # where tensor memory begins: at 0
-            threads=array("uint8", 32 * MATH_WARPS, align=1),     # their numbers
+            tmem=array("uint32", 1, align=4),                # where tensor memory begins: all of it at 0
+            threads=array("uint8", 32 * self.math_warps, align=1),    # their numbers
         )

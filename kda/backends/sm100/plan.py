@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,15 +28,14 @@ from ..common.cute.tile import C
 from ..common.cutting import chunks_of_a_sequence, launch_segments
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
-from .capability import BACKWARD
 from .configs import (
     CTAS,
-    RECORD_TILE,
     FusedConfig,
     GradsConfig,
     OperandsConfig,
     RecordConfig,
     WalkConfig,
+    record_tile,
 )
 
 if TYPE_CHECKING:
@@ -133,21 +131,24 @@ def fused_config(p: Problem, offsets: str | None, cut: bool = False) -> FusedCon
 def record_config(p: Problem, cut: bool, alone: bool, results: bool) -> RecordConfig:
     """Return the configuration of a forward that keeps, or of the same without its results."""
     walk, h0 = ("segments", "float32") if cut else ("sequences", p.state_dtype)
-    return RecordConfig(p.packed, walk, h0, ht=results and p.final_state, v_first=p.state_v_first, o=results)
+    options = dict(ht=results and p.final_state, v_first=p.state_v_first, o=results)
+    return RecordConfig(p.packed, walk, h0, **options, K=p.K, V=p.V)
 
 
 def walk_config(p: Problem, cut: bool, alone: bool) -> WalkConfig:
     walk = "segments" if cut else "sequences"
-    return WalkConfig(p.packed, walk, p.final_state or cut, p.state_dtype, p.state_v_first)
+    return WalkConfig(p.packed, walk, p.final_state or cut, p.state_dtype, p.state_v_first, K=p.K, V=p.V)
 
 
 TRAINING = shared.Makers(
-    tile_bytes=lambda K: RECORD_TILE.bytes,
+    tile_bytes=lambda K: record_tile(K).bytes,
     prepare=lambda p: OperandsConfig(**chunk_options(p), packed=p.packed),
     record=record_config,
-    carry=lambda p, alone: RecordConfig(p.packed, "carry", None, ht=False, v_first=False, o=False),
+    carry=lambda p, alone: RecordConfig(
+        p.packed, "carry", None, ht=False, v_first=False, o=False, K=p.K, V=p.V
+    ),
     walk=walk_config,
-    carry_back=lambda p, alone: WalkConfig(p.packed, "carry", False, "float32", False),
+    carry_back=lambda p, alone: WalkConfig(p.packed, "carry", False, "float32", False, K=p.K, V=p.V),
     grads=lambda p: GradsConfig(**chunk_options(p), packed=p.packed),
 )
 
@@ -188,6 +189,6 @@ def recipes(p: Problem, host: Host, training: bool = True) -> list[AnyRecipe]:
         configs += [fused_config(p, offsets)]
         configs += [fused_config(p, offsets, cut), JoinConfig(offsets, p.K, p.V, C)] * cut
     configs += [join_states_config(p)] * cut
-    if training and all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD):
+    if training:
         configs += shared.all_configs(TRAINING, p)
     return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs) if config]

@@ -25,6 +25,7 @@ CASES = {
     "sm90, of any gate": ("sm90", "sm90", dict(T=70, H=1, K=128, V=128, gate="softplus")),
     "sm90, cut": ("sm90", "sm90", dict(T=200, H=1, K=128, V=128, gate="bounded")),
     "sm100": ("sm100", "sm100", dict(T=40, H=1, K=128, V=128, gate="bounded")),
+    "sm100, 64 channels": ("sm100", "sm100", dict(T=70, H=1, K=64, V=64, gate="softplus")),
     "sm89": ("sm89", "sm89", dict(T=70, H=1, K=64, V=64, dtype="float32")),
     "triton, one gate per head": ("triton", "sm90", dict(T=150, gate_per_head=True, **SHAPES)),
     "sm89, one gate per head": ("sm89", "sm89", dict(T=70, H=1, K=64, V=64, dtype="float32", gate_per_head=True)),

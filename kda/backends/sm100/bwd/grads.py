@@ -1,36 +1,39 @@
 """bwd/grads: gradients of q, k, g and beta of one chunk of 64 tokens and one value head, from both walks' results, by
 the formulas of common/cute/grads/rows.py.
 
-Products of values and states are UMMA's, with the 128 channels (of G: tokens, twice) as rows.  Products of
+Products of values and states are UMMA's, with the channels (of G: tokens, of 128 channels twice) as rows.  Products of
 the chunk's tokens with each other use mma.sync, with operands and accumulators in registers: between two blocks of
 16 tokens an accumulator is rescaled, which in tensor memory would take a load and a store.  Of the 64 lanes that two
-warps share a warp has 16 in turn: their fragments are those of a warpgroup on Hopper.
+warps share a warp has 16 in turn: their fragments are those of a warpgroup on Hopper.  Of 64 channels a warp is alone
+with 32 lanes: products have 16, among them do r^T, and in the others lie dv r^T and what is put aside.
 
-  warps  registers  role  does
-  0-7    224        MATH  a warp has 16 channels: 32 elements a thread of each of three accumulators;  warp 0 issues
-                          UMMA's products
-  8-11   56         LOAD  brings what comes next, norms and beta of its tokens, and takes away what was made
+  warps, registers; K = V = 64   role  does
+  0-7    224        0-3    224   MATH  a warp has 16 channels: 32 elements a thread of each of three accumulators;
+                                       warp 0 issues UMMA's products
+  8-11   56         4-7    32    LOAD  brings what comes next, norms and beta of its tokens, takes away what was made
 
-  pipeline, barrier      arrivals                          waits       says
-  values_full            128 of LOAD, each thread with     MATH        do, dv, r, h and dh of a chunk are there
-                         its pieces of do, dv and r; 1 of
-                         LOAD with the bytes of h and dh
-  values_empty           8 of MATH, a lane of each warp    LOAD        all products and sums that read them are done
-  rows_full, each stage  128 of LOAD, each thread          MATH        q, k, g and of_tokens are there
-  rows_done, each stage  8 of MATH, a lane of each warp    LOAD        dq, dk and dg stand where q, k and g stood
-  placed, each stage     1 of LOAD, a lane                 MATH, LOAD  where an item lies, or that there is none
-  products, each stage   1 of MATH, a commit               MATH        first: G is in tensor memory; second: products of
-                                                                       states are
-  MATH                   256                               MATH        G is there; it was read; partial sums are there;
-                                                                       projections are
-  LOAD                   128                               LOAD        rows are there
+  pipeline, barrier      arrivals                             waits       says
+  values_full            128 of LOAD, each thread with its    MATH        do, dv, r, h and dh of a chunk are there
+                         pieces of do, dv and r; 1 of LOAD
+                         with the bytes of h and dh
+  values_empty           4 or 8 of MATH, a lane of each warp  LOAD        all products and sums that read them are done
+  rows_full, each stage  128 of LOAD, each thread             MATH        q, k, g and of_tokens are there
+  rows_done, each stage  4 or 8 of MATH, a lane of each warp  LOAD        dq, dk and dg stand where q, k and g stood
+  placed, each stage     1 of LOAD, a lane                    MATH, LOAD  where an item lies, or that there is none
+  products, each stage   1 of MATH, a commit                  MATH        first: G is in tensor memory; second: products
+                                                                          of states are
+  MATH                   128 or 256                           MATH        G is there; it was read; partial sums are
+                                                                          there; projections are
+  LOAD                   128                                  LOAD        rows are there
 
   shared memory: configs.GradsConfig.struct: do, dv, r 3 x 16 KiB, h, dh 2 x 32, rows 2 x 48, G 16 (partial sums later)
   tensor memory: configs.GradsColumns, 416 columns; all 512 are allocated, so that they begin at 0
+  K = V = 64: do, dv, r 3 x 8, h, dh 2 x 8, rows 2 x 24; 256 columns, wherever they begin; two CTAs fit on an SM
 """
 
 from collections import namedtuple
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Uint8, Uint32
 from cutlass.memory import SmemAllocator
@@ -43,15 +46,8 @@ from ...common.cute.grads.load import Loader, place_of, there_is
 from ...common.cute.grads.places import HALVES, STEPS
 from ...common.cute.grads.rows import GradRows
 from ...common.cute.training import TOKENS
-from ..configs import MATH_WARPS, TMEM, GradsColumns, GradsConfig, K, V
+from ..configs import GradsConfig
 from ..parts import umma
-
-MATH_REGISTERS, LOAD_REGISTERS = 224, 56
-
-OF_G = umma.Product(2 * TOKENS, TOKENS, umma.along(2 * TOKENS), umma.along(TOKENS), range(V // umma.STEP))
-OF_H = umma.Product(K, TOKENS, umma.along(K), umma.along(2 * TOKENS), range(V // umma.STEP))
-OF_DH = umma.Product(K, TOKENS, umma.along(K), umma.along(TOKENS), range(V // umma.STEP))
-
 
 TENSORS = GradsConfig.arguments.tensor_names()
 
@@ -71,16 +67,25 @@ class Reloaded:
 
 
 class Math(GradRows):
-    """MATH: eight warps, 16 channels each."""
+    """MATH: eight warps, or four, with 16 channels each.  Each of four is alone with the 32 lanes of tensor memory that
+    it can access: rows of products have 16 of them, and what is put aside the others."""
 
     states_stand = False
     early = True
     loads_ahead = False
 
+    def __init__(self, config: GradsConfig):
+        super().__init__(config)
+        K, rows, steps = config.K, umma.along(2 * TOKENS), range(config.V // umma.STEP)
+        self.columns, self.alone = config.tmem, config.panels == 1
+        self.of_G = umma.Product(TOKENS if self.alone else 2 * TOKENS, TOKENS, rows, umma.along(TOKENS), steps)
+        self.of_h = umma.Product(K, TOKENS, umma.along(K), rows, steps)
+        self.of_dh = umma.Product(K, TOKENS, umma.along(K), umma.along(TOKENS), steps)
+
     def refresh(self, s):
         """Reload the thread's number from shared memory, so that ptxas cannot hoist what follows from it out of the
         loop over items, where there are no registers for it."""
-        self.number = load_one(s.threads + cute.arch.thread_idx()[0]).to(Int32) & 255
+        self.number = load_one(s.threads + cute.arch.thread_idx()[0]).to(Int32) & 32 * self.c.math_warps - 1
 
     def thread(self):
         return self.number
@@ -100,21 +105,26 @@ class Math(GradRows):
         return self.warp() >> 2
 
     def panel(self):
-        return self.quarter() >> 1
+        return 0 if self.alone else self.quarter() >> 1
 
     def part(self):
-        return (self.quarter() & 1) * 2 + self.half()
+        return self.warp() if self.alone else (self.quarter() & 1) * 2 + self.half()
 
     @cute.jit
     def item(self, x, s, i):
         self.refresh(s)
+        self.tmem = s.tmem
         cute.arch.mbarrier_wait(s.values_full, i & 1)
         if self.warp() == 0:
             self.issue_products(s)
         through_state = self.sums_of_states(s)
         cute.arch.mbarrier_wait(s.products, i & 1)
         umma.fence_after_thread_sync()
-        self.store_G(s, *self.accumulators(GradsColumns.G), self.panel())
+        if cutlass.const_expr(self.alone):
+            self.store_G(s, *self.accumulators(self.columns.G), 0)
+            self.store_G(s, *self.accumulators(self.columns.G + umma.HALF_LANES), 1)
+        else:
+            self.store_G(s, *self.accumulators(self.columns.G), self.panel())
 
         cute.arch.mbarrier_wait(s.rows_full + (i & 1), i >> 1 & 1)
         self.refresh(s)
@@ -127,16 +137,16 @@ class Math(GradRows):
         cute.arch.mbarrier_wait(s.products + 1, i & 1)
         umma.fence_after_thread_sync()
         self.give_back(s.values_empty)
-        up1, up2 = self.accumulators(GradsColumns.up1, 2)
+        up1, up2 = self.accumulators(self.columns.up1, 2)
         self.enter_up(up1, up2, ratio)
         self.warps.sync()                                                      # G is there
         self.refresh(s)
-        (Kd,) = self.put_back(GradsColumns.Kd)
+        (Kd,) = self.put_back(self.columns.Kd)
         self.sweep_up(s, up1, up2, Kd, ratio)
-        (down,) = self.accumulators(GradsColumns.down)
+        (down,) = self.accumulators(self.columns.down)
         umma.fence_before_thread_sync()                                        # warp 0 issues the next item's products
         through = self.enter_down(down, Kd, ratio, through_state)
-        Qu, Ku = self.put_back(GradsColumns.Qu, 2)
+        Qu, Ku = self.put_back(self.columns.Qu, 2)
         self.sweep_down(s, down, Qu, Ku, ratio)
         self.finish(x, s, place, i, channel, rows, of_tokens, powers, through, up1, up2, down, Qu, Ku, Kd)
 
@@ -145,18 +155,18 @@ class Math(GradRows):
 
     def put_aside(self, powers, Qu, Ku, Kd):
         """Store these to tensor memory: ptxas would make operands where they are multiplied, and keep their inputs."""
-        umma.store_fragments(self.lanes() + GradsColumns.powers, powers)
-        for columns, operand in ((GradsColumns.Qu, Qu), (GradsColumns.Ku, Ku), (GradsColumns.Kd, Kd)):
+        umma.store_fragments(self.lanes_aside() + self.columns.powers, powers)
+        for columns, operand in ((self.columns.Qu, Qu), (self.columns.Ku, Ku), (self.columns.Kd, Kd)):
             words = cute.recast_tensor(operand, Uint32)
-            umma.store_fragments(self.lanes() + columns, [words[w] for w in range(TOKENS // 4)])
+            umma.store_fragments(self.lanes_aside() + columns, [words[w] for w in range(TOKENS // 4)])
         umma.wait_for_stores()
 
     def powers_of_step(self, powers, b: int):
-        return umma.load_fragments(self.lanes() + (GradsColumns.powers + b * umma.STEP), umma.STEP)
+        return umma.load_fragments(self.lanes_aside() + (self.columns.powers + b * umma.STEP), umma.STEP)
 
     def put_back(self, columns: int, count: int = 1):
         """Return operands that were put aside next to each other."""
-        found, each = umma.load_fragments(self.lanes() + columns, count * TOKENS // 2, Uint32), TOKENS // 4
+        found, each = umma.load_fragments(self.lanes_aside() + columns, count * TOKENS // 2, Uint32), TOKENS // 4
         operands = [self.operand() for _ in range(count)]
         for n in range(count):
             words = cute.recast_tensor(operands[n], Uint32)
@@ -166,22 +176,34 @@ class Math(GradRows):
 
     def issue_products(self, s):
         """Warp 0 issues an item's products: its values are there, and the results of the item before were read."""
-        struct = self.c.struct
+        struct, columns, to = self.c.struct, self.columns, self.first_column()
         do, r = struct.do_dv.offset, struct.r.offset
         dv = do + TOKENS * umma.ROW
         umma.fence_after_thread_sync()
         with cute.arch.elect_one():
             cute.arch.fence_proxy("async.shared", space="cta")                 # LOAD's copies, for products
-            umma.multiply(OF_G, GradsColumns.G, s.base_desc, do, r, False)
+            umma.multiply(self.of_G, to + columns.G, s.base_desc, do, r, False)
+            if cutlass.const_expr(self.alone):
+                umma.multiply(self.of_G, to + (columns.G + umma.HALF_LANES), s.base_desc, dv, r, False)
             umma.commit(s.products)
-            umma.multiply(OF_H, GradsColumns.up1, s.base_desc, struct.h.offset, do, False)
-            umma.multiply(OF_H, GradsColumns.up2, s.base_desc, struct.h.offset, dv, False)
-            umma.multiply(OF_DH, GradsColumns.down, s.base_desc, struct.dh.offset, r, False)
+            umma.multiply(self.of_h, to + columns.up1, s.base_desc, struct.h.offset, do, False)
+            umma.multiply(self.of_h, to + columns.up2, s.base_desc, struct.h.offset, dv, False)
+            umma.multiply(self.of_dh, to + columns.down, s.base_desc, struct.dh.offset, r, False)
             umma.commit(s.products + 1)
 
+    def first_column(self):
+        """Return where the CTA's tensor memory begins: all of it at 0."""
+        return load_one(self.tmem).to(Int32) if self.alone else 0
+
     def lanes(self):
-        """Return the address of the warp's 16 lanes of tensor memory."""
+        """Return the address of the 16 lanes of tensor memory where the warp has its rows of products."""
+        if self.alone:
+            return self.first_column() + self.warp() * umma.WARP_LANES
         return self.quarter() * umma.WARP_LANES + self.half() * (umma.WARP_LANES // 2)
+
+    def lanes_aside(self):
+        """Return that of the lanes for what is put aside."""
+        return self.lanes() + umma.HALF_LANES if self.alone else self.lanes()
 
     def accumulators(self, columns: int, count: int = 1):
         """Return the warp's 16 rows of products that lie next to each other."""
@@ -199,7 +221,7 @@ class Math(GradRows):
         lane = self.lane()
         row = 64 * self.panel() + 16 * self.part() + (lane & 15)
         offset = row * 64 + ((lane >> 4) ^ (row & 7)) * 8
-        return (offset ^ (step & 3) * 16) + (step >> 2) * (K * 64)
+        return (offset ^ (step & 3) * 16) + (step >> 2) * (self.c.K * 64)
 
     def sweep_up(self, s, up1, up2, Kd, ratio):
         """Add blocks of tokens to those below them, the first one first; what goes on decays."""
@@ -274,14 +296,15 @@ class Grads(Entry):
             for n, name in enumerate(TENSORS):
                 store(s.tensors + n, [getattr(x, name).toint()])
             store(s.base_desc, [(shared.toint().to(Uint32) & 0x3FFFF) >> 4])
-        if warp < MATH_WARPS:
+        if warp < self.c.math_warps:
             store(s.threads + cute.arch.thread_idx()[0], [cute.arch.thread_idx()[0]])
         if warp == 0:
-            umma.allocate(s.tmem, TMEM)
+            umma.allocate(s.tmem, self.c.allocated)
         cute.arch.sync_threads()
         x = Reloaded(x, s)
-        if warp < MATH_WARPS:
-            cute.arch.setmaxregister_increase(MATH_REGISTERS)
+        of_math, of_load = self.c.registers
+        if warp < self.c.math_warps:
+            cute.arch.setmaxregister_increase(of_math)
             i = Int32(0)
             while there_is(s, i):
                 self.math.item(x, s, i)
@@ -289,9 +312,9 @@ class Grads(Entry):
             umma.fence_before_thread_sync()
             self.math.warps.sync()                                             # all have read tensor memory
             if warp == 0:
-                umma.free(TMEM)
+                umma.free(self.c.allocated, load_one(s.tmem) if self.c.ctas > 1 else 0)
         else:
-            cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
+            cute.arch.setmaxregister_decrease(of_load)
             self.loader.run(x, s)
 
     def fields(self, shared):

@@ -23,8 +23,9 @@ adds to dh; the transposed M of the forward is what it multiplies dh by, and com
   IMAGE_THERE        256                                       WALK   dh is rounded and decayed, the dv before was read
   ROWS_THERE         256                                       WALK   dv is in shared memory, out was read
 
-  shared memory: configs.WalkConfig.struct; a stage has a tile of 29 KiB and do 8; dh rounded twice 32, dv 8
-  tensor memory: configs.RecordColumns; all is allocated, so that columns begin at 0
+  shared memory: configs.WalkConfig.struct; a stage has a tile of 29 KiB and do 8; dh rounded twice 32, dv 8;
+  of K = V = 64 17 and 4, 16, 4
+  tensor memory: configs.RecordColumns; all is allocated, so that columns begin at 0; of K = V = 64 a half
 """
 
 import cutlass
@@ -34,19 +35,23 @@ from cutlass import Int32, Int64
 from ...common.cute.rings import advance
 from ...common.cute.segments import begins_sequence, place_of_segment
 from ...common.cute.tile import C
-from ..configs import IMAGE_THERE, RECORD_TILE, ROWS_THERE, STAGE, STATE_WARPS, TMEM, K, RecordColumns, V
+from ..configs import IMAGE_THERE, ROWS_THERE, STATE_WARPS, WalkConfig
 from ..parts import umma
-from ..parts.state import IMAGE, Walker
+from ..parts.state import Walker
 
-AHEAD = umma.Product(V, C, umma.across(C), umma.along(C), range(C // 16))         # do^T @ A2
-ON_STATE = umma.Product(V, C, umma.across(K), umma.along(C), range(K // 16))      # dh^T @ KT^T
-ADDED = umma.Product(K, V, umma.across(2 * C), umma.across(C), range(C // 16))    # qg^T @ do, -kE^T @ dv
 QG = C * umma.ROW                            # bytes from -kE
 A2 = C * 2                                   # bytes from T' - I
 
 
 class Walk(Walker):
     back = True
+
+    def __init__(self, config: WalkConfig):
+        super().__init__(config)
+        K, V, steps = config.K, config.V, range(C // 16)
+        self.ahead = umma.Product(V, C, umma.across(C), umma.along(C), steps)                    # do^T @ A2
+        self.on_state = umma.Product(V, C, umma.across(K), umma.along(C), range(K // 16))        # dh^T @ KT^T
+        self.added = umma.Product(K, V, umma.across(2 * C), umma.across(C), steps)               # qg^T @ do, -kE^T @ dv
 
     @cute.kernel
     def kernel(self, x):
@@ -60,6 +65,7 @@ class Walk(Walker):
                 cute.arch.mbarrier_init_fence()
             cute.arch.sync_threads()                                           # mbarriers and tensor memory are there
             umma.fence_after_thread_sync()
+            self.find_tensor_memory(s)
             tokens = cutlass.min(left, x.segment * C)
             steps = (tokens + C - 1) // C
             if warp == STATE_WARPS:
@@ -79,21 +85,22 @@ class Walk(Walker):
                 umma.fence_before_thread_sync()
             cute.arch.sync_threads()                                           # tensor memory is unused
             if warp == 0:
-                umma.free(TMEM)
+                umma.free(c.allocated, self.begin)
 
     @cute.jit
     def walk(self, x, s, begin, state, head, tokens, steps):
         """WALK: from chunk to chunk."""
         c, warp = self.c, cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        element = (begin * x.HV + head) * V
-        kept = x.dh + (Int64(state) * x.HV + head) * (K * V)
+        of_state = c.K * c.V
+        element = (begin * x.HV + head) * c.V
+        kept = x.dh + (Int64(state) * x.HV + head) * of_state
         stage, phase = Int32(0), Int32(0)
         if warp == 0 and steps > 0:
             self.issue_ahead(s, stage, phase)
         for j in cutlass.range(steps, unroll=1):
             i = steps - 1 - j
-            image = s.S + (j & 1) * (K * V)
-            to = s.stages + stage * STAGE.bytes
+            image = s.S + (j & 1) * of_state
+            to = s.stages + stage * self.stage.bytes
             cute.arch.mbarrier_wait(s.full + stage, phase)
             cute.arch.mbarrier_wait(s.added, j & 1 ^ 1)
             umma.fence_after_thread_sync()
@@ -109,17 +116,17 @@ class Walk(Walker):
                     self.issue_on_state(s, stage, j)
                     if cutlass.const_expr(not c.carry):
                         if (i & 1) == 1 or j == 0:                             # leaves two chunks, or the last one
-                            self.send_image(kept + Int64(i >> 1) * x.HV * (K * V), image)
+                            self.send_image(kept + Int64(i >> 1) * x.HV * of_state, image)
             cute.arch.mbarrier_wait(s.out, j & 1)
             umma.fence_after_thread_sync()
-            self.put_rows(RecordColumns.out, s.dv)
+            self.put_rows(self.begin + self.tmem.out, s.dv)
             ROWS_THERE.sync()
             next_stage, next_phase = advance(stage, phase, c.stages)
             if warp == 0:
                 umma.fence_after_thread_sync()
                 with cute.arch.elect_one():
-                    tile = stage * STAGE.bytes
-                    umma.multiply(ADDED, RecordColumns.S, s.base_desc, tile, c.struct.dv.offset, True)
+                    tile = stage * self.stage.bytes
+                    umma.multiply(self.added, self.begin + self.tmem.S, s.base_desc, tile, c.struct.dv.offset, True)
                     umma.commit(s.added)
                     umma.commit(s.empty + stage)
                 if j + 1 < steps:
@@ -136,17 +143,18 @@ class Walk(Walker):
         """Warp 0 issues do^T @ A2 of a chunk, once it is there."""
         cute.arch.mbarrier_wait(s.full + stage, phase)
         cute.arch.fence_proxy("async.shared", space="cta")                     # rows of do came by other copies
-        of_A2 = stage * STAGE.bytes + (RECORD_TILE.TA.offset + A2)
+        tile = stage * self.stage.bytes
+        of_do, of_A2 = tile + self.stage.rows.offset, tile + (self.tile.TA.offset + A2)
         with cute.arch.elect_one():
-            umma.multiply(AHEAD, RecordColumns.out, s.base_desc, stage * STAGE.bytes + STAGE.rows.offset, of_A2, False)
+            umma.multiply(self.ahead, self.begin + self.tmem.out, s.base_desc, of_do, of_A2, False)
 
     def issue_on_state(self, s, stage, j):
         """One thread issues the product that needs dh, then the one that only needs it decayed."""
-        tile, image = stage * STAGE.bytes, self.c.struct.S.offset + (j & 1) * IMAGE
-        of_do = tile + STAGE.rows.offset
-        umma.multiply(ON_STATE, RecordColumns.out, s.base_desc, image, tile + RECORD_TILE.KT.offset, True)
+        tile, image = stage * self.stage.bytes, self.c.struct.S.offset + (j & 1) * self.image
+        of_do = tile + self.stage.rows.offset
+        umma.multiply(self.on_state, self.begin + self.tmem.out, s.base_desc, image, tile + self.tile.KT.offset, True)
         umma.commit(s.out)
-        umma.multiply(ADDED, RecordColumns.S, s.base_desc, tile + QG, of_do, True)
+        umma.multiply(self.added, self.begin + self.tmem.S, s.base_desc, tile + QG, of_do, True)
 
 
 build = Walk.build

@@ -1,4 +1,4 @@
-"""One chunk of C = 32 rows and one value head, into one tile (configs.RECORD_TILE), for a step that records gradients:
+"""One chunk of C = 32 rows and one value head, into one tile (configs.record_tile), for a step that records gradients:
 formulas are those of common/cute/gate.py, pairs.py and inverse.py, with b on the side of keys.
 
   kE = kn 2^gc            qg = scale qn 2^gc            KG = b kn 2^(gc_last - gc)
@@ -12,7 +12,7 @@ pairs, common/cute/rows.py makes all of them.
   0-7    rows, sums, operands
   0      issues the product of pairs; the inverse
   0-3    pairs: warps 0, 1 hold A_kk, warps 2, 3 A_qk and then A2
-  4-7    KT, 32 channels each, over KG
+  4-7    KT, a quarter of the channels each, over KG
 
 A program without a chunk clears its share of the rows of o outside every sequence.
 
@@ -46,14 +46,10 @@ from ...common.cute.inverse import Inverse
 from ...common.cute.pairs import causal_pair, store_A_kk
 from ...common.cute.rows import Rows
 from ...common.cute.tile import GROUP_ROWS, LEAST_BUSY, C, swizzle_128B
-from ..configs import RECORD_TILE, OperandsConfig
+from ..configs import OperandsConfig
 from ..parts import umma
 from ..parts.pairs import TensorCoreOfCta
 from ..parts.teams import WholeCta
-
-# What common/cute/rows.py knows of a tile.
-OF_ROWS = SimpleNamespace(KG=RECORD_TILE.KT, decay=RECORD_TILE.decay)
-CHANNELS = 32                                # channels of KT that a warp has
 
 
 class Operands(ChunkEntry):
@@ -61,7 +57,10 @@ class Operands(ChunkEntry):
         self.c, self.team = config, WholeCta()
         self.tensor_core = TensorCoreOfCta(config, self.team)
         self.gate = Gate(config, self.team)
-        self.rows = Rows(config, self.team, self.tensor_core, OF_ROWS, negated_kE=True)
+        self.tile = config.tile
+        known = SimpleNamespace(KG=self.tile.KT, decay=self.tile.decay)
+        self.rows = Rows(config, self.team, self.tensor_core, known, negated_kE=True)
+        self.channels = config.K // 4                                          # channels of KT that a warp has
         self.inverse = Inverse(False, lambda column, row: swizzle_128B(column, row, C), strict=True)
 
     def warp(self):
@@ -70,12 +69,12 @@ class Operands(ChunkEntry):
     @cute.jit
     def make(self, x, chunk, begin, tokens, number, head):
         shared = SmemAllocator().allocate_array(Uint8, self.c.shared, byte_alignment=1024)
-        to = x.tiles + (Int64(chunk) * x.HV + head) * RECORD_TILE.bytes
+        to = x.tiles + (Int64(chunk) * x.HV + head) * self.tile.bytes
         c, struct, warp = self.c, self.c.struct, self.team.warp()
         tile, s = shared + struct.tile.offset, fields_at(shared, struct)
         X, Y, sums, columns, b = s.X, s.Y, s.sums, s.columns, s.b
         A_kk = cute.recast_ptr(X, dtype=Float32)
-        TA = field_at(tile, RECORD_TILE.TA)
+        TA = field_at(tile, self.tile.TA)
         if self.team.thread() == 0:
             initialise(s, c.pipelines)
             store(s.base_desc, [(shared.toint().to(Uint32) & 0x3FFFF) >> 4])
@@ -105,7 +104,7 @@ class Operands(ChunkEntry):
                 self.tensor_core.one_product(acc, 0)
             else:
                 self.tensor_core.gather(acc)
-            umma.fence_before_thread_sync()                                    # before umma.free_at, by warp 1
+            umma.fence_before_thread_sync()                                    # before umma.free, by warp 1
         if warp < 4:
             if warp < 2:
                 store_A_kk(acc, A_kk, b, self.team.thread(), on_keys=True)
@@ -113,18 +112,18 @@ class Operands(ChunkEntry):
             if warp == 0:
                 self.inverse.solve(A_kk, columns, TA, None, None)
         elif warp == LEAST_BUSY:
-            self.send(to, tile, 0, RECORD_TILE.KT.offset)
+            self.send(to, tile, 0, self.tile.KT.offset)
         self.team.meet()                                                       # T' is there
         if warp >= 4:
-            self.make_KT(field_at(tile, RECORD_TILE.KT), TA, warp - 4)
+            self.make_KT(field_at(tile, self.tile.KT), TA, warp - 4)
         elif warp >= 2:
             self.make_A2(acc, TA, b, warp - 2)
         elif warp == 1:
-            umma.free_at(load_one(s.tmem), c.columns)
+            umma.free(c.columns, load_one(s.tmem))
         cute.arch.fence_proxy("async.shared", space="cta")
         self.team.meet()                                                       # the tile is there
         if warp == LEAST_BUSY:
-            self.send(to, tile, RECORD_TILE.KT.offset, RECORD_TILE.end)
+            self.send(to, tile, self.tile.KT.offset, self.tile.end)
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     def send(self, to, tile, begin: int, end: int):
@@ -135,17 +134,17 @@ class Operands(ChunkEntry):
             cute.arch.cp_async_bulk_commit_group()
 
     def make_KT(self, KG, TA, warp):
-        """Store T'^T @ KG over KG, CHANNELS channels each warp."""
-        row, piece, first = cute.arch.lane_idx() & 15, cute.arch.lane_idx() >> 4, warp * CHANNELS
+        """Store T'^T @ KG over KG, `channels` each warp."""
+        row, piece, first = cute.arch.lane_idx() & 15, cute.arch.lane_idx() >> 4, warp * self.channels
         kg, T = [], self.blocks_of_T(TA)
         for step in range(2):
             words = []
-            for pair in range(CHANNELS // 16):
+            for pair in range(self.channels // 16):
                 place = swizzle_128B(16 * step + row, first + (2 * pair + piece) * 8, C)
                 words += load_matrices(KG + place // 2, transposed=True)
             kg.append(words)
         for m in range(2):
-            for pair in range(CHANNELS // 16):
+            for pair in range(self.channels // 16):
                 of_pair = [words[4 * pair : 4 * pair + 4] for words in kg]
                 found = self.times_T(T, m, [[b[:2] for b in of_pair], [b[2:] for b in of_pair]])
                 place = swizzle_128B(16 * m + row, first + (2 * pair + piece) * 8, C)

@@ -16,7 +16,7 @@ the states between segments of both.
 
   warps  role      does
   0-7    CHAIN     S rounded and decayed, X rounded; states to memory.  warp 0: issues products
-  8-11   EPILOGUE  r and o, rounded, to memory: 32 columns each
+  8-11   EPILOGUE  r and o, rounded, to memory: a quarter of the columns each
   12     LOAD      a tile by one bulk copy, rows of v in pieces of 16 bytes
 
   pipeline, barrier  arrivals                                  waits     says
@@ -31,7 +31,8 @@ the states between segments of both.
   ROWS_THERE         256                                       CHAIN     X is in shared memory, out was read
 
   shared memory: configs.RecordConfig.struct; a stage has a tile of 29 KiB and v 8; S rounded twice 32, X 8, r and o 16,
-  [1 | 0] 4;  tensor memory: configs.RecordColumns; all is allocated, so that columns begin at 0
+  [1 | 0] 4;  of K = V = 64 17 and 4, 16, 4, 8, 4
+  tensor memory: configs.RecordColumns; all is allocated, so that columns begin at 0; of K = V = 64 a half
 """
 
 import cutlass
@@ -48,20 +49,13 @@ from ...common.cute.tile import C, swizzle_128B
 from ..configs import (
     EPILOGUE_WARPS,
     IMAGE_THERE,
-    RECORD_TILE,
     ROWS_THERE,
-    STAGE,
     STATE_WARPS,
-    TMEM,
-    K,
-    RecordColumns,
     RecordConfig,
-    V,
 )
 from ..parts import umma
-from ..parts.state import IMAGE, Walker, store_transposed
+from ..parts.state import Walker, store_transposed
 
-ADDED = umma.Product(K, V, umma.across(C), umma.across(C), range(C // 16))        # KT^T @ X
 OUT = 2 * C                                  # columns of tensor memory, from even chunks' [r; o] to odd ones'
 
 
@@ -70,7 +64,8 @@ class Record(Walker):
 
     def __init__(self, config: RecordConfig):
         super().__init__(config)
-        N = config.columns
+        K, V, N = config.K, config.V, config.columns
+        self.added = umma.Product(K, V, umma.across(C), umma.across(C), range(C // 16))          # KT^T @ X
         self.on_v = umma.Product(V, N, umma.across(C), umma.across(C), range(C // 16))           # v^T @ [1 | 0]
         self.on_state = umma.Product(V, N, umma.across(K), umma.along(2 * C), range(K // 16))    # S^T @ [-kE; qg]^T
         self.on_X = umma.Product(V, N, umma.across(C), umma.across(C), range(C // 16))           # X^T @ [T' - I; A2]^T
@@ -88,6 +83,7 @@ class Record(Walker):
             self.store_one(s.one)
             cute.arch.sync_threads()                                           # mbarriers and tensor memory are there
             umma.fence_after_thread_sync()
+            self.find_tensor_memory(s)
             tokens = cutlass.min(left, x.segment * C)
             steps = (tokens + C - 1) // C
             of_M = cutlass.const_expr(c.carry) and strip > 0                   # this CTA walks for M
@@ -95,7 +91,7 @@ class Record(Walker):
                 self.load(x, s, x.v, begin, tokens, chunk, head, steps, not of_M)
             elif warp >= STATE_WARPS:
                 if cutlass.const_expr(not c.carry):
-                    self.write_results(x, s, (begin * x.HV + head) * V, tokens, steps, warp - STATE_WARPS)
+                    self.write_results(x, s, (begin * x.HV + head) * c.V, tokens, steps, warp - STATE_WARPS)
             else:
                 if cutlass.const_expr(c.walk == "segments"):
                     self.enter(x.h0, p * x.HV + head, False)
@@ -114,7 +110,7 @@ class Record(Walker):
                 umma.fence_before_thread_sync()
             cute.arch.sync_threads()                                           # tensor memory is unused
             if warp == 0:
-                umma.free(TMEM)
+                umma.free(c.allocated, self.begin)
 
     @cute.jit
     def store_one(self, to):
@@ -128,27 +124,28 @@ class Record(Walker):
     def walk(self, x, s, state, head, steps, of_M):
         """CHAIN: from chunk to chunk."""
         c, warp = self.c, cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        kept = x.h + (Int64(state) * x.HV + head) * (K * V)
+        of_state = c.K * c.V
+        kept = x.h + (Int64(state) * x.HV + head) * of_state
         stage, phase = Int32(0), Int32(0)
         if warp == 0 and steps > 0:
             self.issue_v(s, Int32(0), stage, phase, of_M)
         for i in cutlass.range(steps, unroll=1):
-            image = s.S + (i & 1) * (K * V)
-            out = RecordColumns.out + (i & 1) * OUT
+            image = s.S + (i & 1) * of_state
+            out = self.begin + self.tmem.out + (i & 1) * OUT
             cute.arch.mbarrier_wait(s.full + stage, phase)
             cute.arch.mbarrier_wait(s.added, i & 1 ^ 1)
             umma.fence_after_thread_sync()
             if cutlass.const_expr(not c.carry):
                 if warp == 0:
                     self.wait_for_images()                                     # the other may be written again
-            self.round_and_decay(s, image, s.stages + stage * STAGE.bytes)
+            self.round_and_decay(s, image, s.stages + stage * self.stage.bytes)
             IMAGE_THERE.sync()
             if warp == 0:
                 with cute.arch.elect_one():
                     self.issue_on_state(s, i, stage, out, of_M)
                     if cutlass.const_expr(not c.carry):
                         if i & 1 == 0:
-                            self.send_image(kept + Int64(i >> 1) * x.HV * (K * V), image)
+                            self.send_image(kept + Int64(i >> 1) * x.HV * of_state, image)
             cute.arch.mbarrier_wait(s.out, i & 1)
             umma.fence_after_thread_sync()
             self.put_rows(out, s.X)
@@ -176,15 +173,15 @@ class Record(Walker):
         cute.arch.mbarrier_wait(s.full + stage, phase)
         cute.arch.fence_proxy("async.shared", space="cta")                     # rows of v came by other copies
         if not of_M:
-            of_v = stage * STAGE.bytes + STAGE.rows.offset
+            of_v = stage * self.stage.bytes + self.stage.rows.offset
             with cute.arch.elect_one():
-                out = RecordColumns.out + (i & 1) * OUT
+                out = self.begin + self.tmem.out + (i & 1) * OUT
                 umma.multiply(self.on_v, out, s.base_desc, of_v, self.c.struct.one.offset, False)
 
     @cute.jit
     def issue_on_state(self, s, i, stage, out, of_M):
         """One thread issues the product with the state."""
-        image, tile = self.c.struct.S.offset + (i & 1) * IMAGE, stage * STAGE.bytes
+        image, tile = self.c.struct.S.offset + (i & 1) * self.image, stage * self.stage.bytes
         if of_M:
             umma.multiply(self.on_state, out, s.base_desc, image, tile, False)
         else:
@@ -193,38 +190,41 @@ class Record(Walker):
 
     def issue_on_X(self, s, i, stage, out):
         """One thread issues what the next state waits for, then r and o."""
-        tile, of_X = stage * STAGE.bytes, self.c.struct.X.offset
-        umma.multiply(ADDED, RecordColumns.S, s.base_desc, tile + RECORD_TILE.KT.offset, of_X, True)
+        tile, of_X = stage * self.stage.bytes, self.c.struct.X.offset
+        umma.multiply(self.added, self.begin + self.tmem.S, s.base_desc, tile + self.tile.KT.offset, of_X, True)
         umma.commit(s.added)
         if not self.c.carry:
-            umma.multiply(self.on_X, out, s.base_desc, of_X, tile + RECORD_TILE.TA.offset, True)
+            umma.multiply(self.on_X, out, s.base_desc, of_X, tile + self.tile.TA.offset, True)
             umma.commit(s.done + (i & 1))
         umma.commit(s.empty + stage)
 
     @cute.jit
     def write_results(self, x, s, element, tokens, steps, warp):
-        """EPILOGUE: r and o of each chunk, 32 columns a warp."""
-        N = self.c.columns
-        lane = cute.arch.lane_idx()
+        """EPILOGUE: r and o of each chunk, V / 4 columns a warp."""
+        N, V = self.c.columns, self.c.V
+        lane, columns = cute.arch.lane_idx(), V // EPILOGUE_WARPS
+        rows = 256 // columns                                                  # that a warp moves at once
         # Four pieces of each of eight rows; of lanes that move at once, rows are four apart, and so in other banks.
-        row, column = (lane & 4) + (lane >> 3), 32 * warp + (lane & 3) * 8
+        row, column = (lane & 4) + (lane >> 3), columns * warp + (lane & 3) * 8
+        if cutlass.const_expr(V == 64):                                        # two of sixteen; two apart
+            row, column = (lane >> 4) * 8 + (lane & 6) + (lane >> 3 & 1), columns * warp + (lane & 1) * 8
         for i in cutlass.range(steps, unroll=1):
             cute.arch.mbarrier_wait(s.done + (i & 1), i >> 1 & 1)
             umma.fence_after_thread_sync()
-            out, words = RecordColumns.out + (i & 1) * OUT + warp * umma.WARP_LANES, []
-            for half in cutlass.range_constexpr(2):
+            out, words = self.begin + self.tmem.out + (i & 1) * OUT + warp * umma.WARP_LANES, []
+            for half in cutlass.range_constexpr(columns // 16):
                 words.append(rounded(umma.load_fragments(out + half * umma.HALF_LANES, N, Uint32)))
             umma.fence_before_thread_sync()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(s.read + (i & 1))
-            for half in cutlass.range_constexpr(2):
-                store_transposed(s.rows, words[half], 32 * warp + 16 * half, N)
+            for half in cutlass.range_constexpr(columns // 16):
+                store_transposed(s.rows, words[half], columns * warp + 16 * half, N)
             cute.arch.sync_warp()                                              # the warp's columns are there
-            for j in cutlass.range_constexpr(N // 8):
-                token = i * C + row + 8 * j % C
+            for j in cutlass.range_constexpr(N // rows):
+                token = i * C + row + rows * j % C
                 if token < tokens:
-                    to = (x.r if cutlass.const_expr(8 * j < C) else x.o).toint() + (element + column) * 2
-                    source = s.rows + swizzle_128B(row + 8 * j, column, N) // 2
+                    to = (x.r if cutlass.const_expr(rows * j < C) else x.o).toint() + (element + column) * 2
+                    source = s.rows + swizzle_128B(row + rows * j, column, N) // 2
                     copy_16_bytes(source, in_global(fast.row(to, token, x.HV * Int32(2 * V)), BFloat16))
             # redundant: lanes also meet in the next load, which does not order shared memory
             cute.arch.sync_warp()                                              # the warp's columns were read

@@ -116,18 +116,13 @@ def allocate(to, columns: int):
     )
 
 
-def free(columns: int):
-    """The warp that allocated columns frees those that begin at 0."""
-    cute.arch.inline_ptx(
-        f"{{.reg .b32 first; mov.b32 first, 0; tcgen05.dealloc.cta_group::1.sync.aligned.b32 first, {columns};}}"
-    )
-
-
-def free_at(first, columns: int):
-    """The warp of a CTA that shares tensor memory with others frees the columns that begin at `first`."""
-    cute.arch.inline_ptx(
-        f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 {{$r0}}, {columns};", read_only_args=[Int32(first)]
-    )
+def free(columns: int, first=0):
+    """The warp that allocated columns frees them; they begin at 0 unless the CTA shares tensor memory with others."""
+    free = "tcgen05.dealloc.cta_group::1.sync.aligned.b32"
+    if isinstance(first, int):
+        cute.arch.inline_ptx(f"{{.reg .b32 first; mov.b32 first, {first}; {free} first, {columns};}}")
+    else:
+        cute.arch.inline_ptx(f"{free} {{$r0}}, {columns};", read_only_args=[Int32(first)])
 
 
 def load_fragments(address, columns: int, kind=Float32):

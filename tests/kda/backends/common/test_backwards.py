@@ -30,9 +30,9 @@ from ptxkit.compile.target import parse
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread", "kernels_apart")]
 
-SIZES = (*HOPPER, BLACKWELL[0])
+SIZES = (*HOPPER, *BLACKWELL)
 RARELY_WIDE = pytest.mark.parametrize("size", [
-    "sm90", "sm100", pytest.param("sm90, 128", marks=pytest.mark.exhaustive),
+    "sm90", "sm100", *(pytest.param(size, marks=pytest.mark.exhaustive) for size in ("sm90, 128", "sm100, 64")),
 ])
 PACKED = dict(lengths=(65, 0, 1, 30), HV=2)
 OPTIONS = {
@@ -54,7 +54,7 @@ CALLS = table({size: OPTIONS for size in SIZES})
 
 
 @rows_of(CALLS, "sm90, 128: a batch, GVA", "sm100: two chunks and a part of one",
-         commit=["sm90, 128: two chunks and a part of one"])
+         "sm100, 64: packed, GVA, tokens of none", commit=["sm90, 128: two chunks and a part of one"])
 def test_gradients_are_the_definition(name):
     check_gradients(*call_of(CALLS[name]))
 
@@ -111,7 +111,8 @@ FACTORS = [
 ]
 LARGE = {
     f"{size}: {name}, 2^{exponent}": (size, words | dict(T=70), 2.0**exponent)
-    for size, count in {"sm90": 1, "sm90, 128": 6, "sm100": 5}.items() for name, exponent, words in FACTORS[:count]
+    for size, count in {"sm90": 1, "sm90, 128": 6, "sm100": 5, "sm100, 64": 5}.items()
+    for name, exponent, words in FACTORS[:count]
 }
 
 
@@ -159,6 +160,7 @@ def test_g_may_be_float32(size, words):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("size, dtype", [
     ("sm90, 128", torch.bfloat16), ("sm90, 128", torch.float32), ("sm100", torch.bfloat16),
+    ("sm100, 64", torch.bfloat16),
 ], ids=str)
 def test_beta_may_be_0(size, dtype):
     case, backend = call_of((size, dict(T=70, beta="given")))
@@ -187,7 +189,7 @@ KEPT = {
 OF_64 = KEPT | {"cut into segments": dict(T=250, segment_chunks=2)}
 KEPT = {
     f"{size}: {name}, {keep}": (size, words, keep) for size in SIZES
-    for name, words in (OF_64 if size == "sm90" else KEPT).items() for keep in (True, "states")
+    for name, words in (OF_64 if size in ("sm90", "sm100, 64") else KEPT).items() for keep in (True, "states")
 }
 
 

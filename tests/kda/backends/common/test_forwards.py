@@ -326,8 +326,7 @@ REFUSED = {
     }),
     "sm100": ("", {
         "dtype=float16": "dtype", "K=64": "head_dim", "K=96 V=96": "head_dim", "V=256": "head_dim",
-        "K=64 V=64 backward": "backward_head_dim", "H=70000 backward": "backward_size",
-        "N=70000 HV=40000 packed": "size",
+        "H=70000 backward": "backward_size", "N=70000 HV=40000 packed": "size",
     }),
 }
 BY_ALL = {"recurrent": "chunks", "disable_recompute=true": "keeps", "beta_per_value=true": "beta"}

@@ -55,7 +55,7 @@ ONE_KERNEL = {
         ("bounded, packed, GVA", 2), ("softplus that forgets, packed, GVA", 4),
     )
 }
-STEPS = table({"sm90": STEPS, "sm90, 128": STEPS | ONE_KERNEL, "sm100": STEPS})
+STEPS = table({"sm90": STEPS, "sm90, 128": STEPS | ONE_KERNEL, "sm100": STEPS, "sm100, 64": STEPS})
 
 
 @rows_of(

@@ -13,8 +13,10 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from benchmarks.counted import blackwell_step as counted
 from kda.backends.common import training_plan
+from kda.backends.common.cute.training import LOAD_WARPS
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.capability import ARCHS
+from kda.backends.sm100.configs import TMEM, GradsConfig
 from kda.model.host import host_of
 from kda.model.problem import Problem
 from kda.routing.dispatch import weigh
@@ -38,34 +40,44 @@ def test_grouped_heads_that_are_none_have_the_bits_of_plain_ones():
         assert torch.equal(found[name], summed)
 
 
-def test_other_head_dims_go_to_triton():
-    p = Problem.parse("bfloat16 backward beta=sigmoid bounded l2norm K=64 V=64")
-    assert weigh(p, host_of("sm100")).backend == "triton"
+@pytest.mark.parametrize("sizes, backend", [("K=64 V=64", "sm100"), ("K=64 V=128", "triton"), ("K=32 V=32", "triton")])
+def test_other_head_dims_go_to_triton(sizes, backend):
+    p = Problem.parse(f"bfloat16 backward beta=sigmoid bounded l2norm {sizes}")
+    assert weigh(p, host_of("sm100")).backend == backend
+
+
+def test_tensor_memory_of_grads_is_shared_by_as_many_ctas_as_an_sm_has():
+    for K in (64, 128):
+        config = plan.TRAINING.grads(Problem.parse(f"bfloat16 backward bounded l2norm K={K} V={K}"))
+        assert config.tmem.end <= config.allocated and config.ctas * config.allocated <= TMEM
+        assert config.ctas * (config.shared + 1024) <= 228 * 1024
+        threads = 32 * config.math_warps, 32 * LOAD_WARPS
+        assert config.ctas * sum(n * each for n, each in zip(threads, config.registers)) <= 65536
 
 
 WITHOUT_SPILLS = "bounded dt_bias=true l2norm beta=sigmoid", "bounded dt_bias=true l2norm beta=sigmoid packed"
 
 
 @pytest.mark.exhaustive
-def test_no_kernel_of_a_bounded_gate_spills_but_grads_8_bytes_and_64_of_packed_calls():
-    spilt = {}
+@pytest.mark.parametrize("K, most", {128: 128, 64: 40}.items())
+def test_no_kernel_of_a_bounded_gate_spills_but_grads(K, most):
     for words in WITHOUT_SPILLS:
         for arch in ARCHS:
-            p = Problem.parse(f"bfloat16 {words} state_dtype=float32 final_state=true")
+            p = Problem.parse(f"bfloat16 {words} K={K} V={K} state_dtype=float32 final_state=true")
             for config in dict.fromkeys(training_plan.all_configs(plan.TRAINING, p)):
                 bytes_ = launch.kernel(config, parse(arch)).spills if config else 0
-                if bytes_:
-                    spilt[type(config).__name__, config.packed] = bytes_
-    most = {("GradsConfig", False): 8, ("GradsConfig", True): 64}
-    assert all(bytes_ <= most.get(kind, 0) for kind, bytes_ in spilt.items())
+                assert bytes_ <= (most if isinstance(config, GradsConfig) else 0), (config, arch)
+
+
+SIZES = {"long": {}, "64": dict(K=64, V=64)}
 
 
 @rows_of(FAULTS, commit=["G is read before it is there"])
 def test_a_planted_fault_is_noticed(name, tmp_path, monkeypatch, force):
     fault = FAULTS[name]
     plant(fault, tmp_path, monkeypatch, "sm100")
-    force(sms=1)                                                                # one item after another
-    case = drawn(T=150)
+    force(sms=1)                                                                # one or two items after another
+    case = drawn(T=150, **SIZES[fault.case])
     found, session = gradients(case, "sm100", strict=True)
     assert_noticed(fault, session, lambda: judged_gradients(case, found, "sm100"))
 

@@ -173,10 +173,10 @@ def test_a_problem_that_says_forward_needs_no_kernels_of_gradients(backend, of_g
     assert forward < whole
 
 
-def test_of_heads_of_64_a_blackwell_s_forward_is_built_and_no_kernel_of_its_backward():
-    names = names_for("K=64 V=64 bounded l2norm bfloat16", "sm100")
-    assert names.keys() == {"fused", "compose", "join"}
-    assert names == names_for("K=64 V=64 bounded l2norm bfloat16 forward", "sm100")
+@pytest.mark.parametrize("words", ["", "packed", "forward"])
+def test_of_heads_of_64_a_blackwell_has_the_kernels_that_it_has_of_128(words):
+    of_64, of_128 = (names_for(f"K={K} V={K} bounded l2norm bfloat16 {words}", "sm100") for K in (64, 128))
+    assert of_64 == of_128 and ("grads" in of_64) == (words != "forward")
 
 
 def test_a_forward_that_keeps_intermediates_may_be_one_of_gradients():
