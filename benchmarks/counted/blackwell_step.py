@@ -7,6 +7,7 @@ has a head, at least the latency of their chunks, one after the other.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from kda.backends.common.cute.tile import C
@@ -15,6 +16,8 @@ from kda.backends.common.training_plan import all_configs
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.configs import GradsConfig, OperandsConfig, RecordConfig, WalkConfig
 from kda.model.problem import Problem
+from kda.tools.measure.predicted import predict
+from kda.tools.measure.shapes import BenchShape
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.target import parse
 
@@ -47,11 +50,12 @@ def clocks_of(one: Counts, name: str, rate: float) -> dict[str, float]:
     }
 
 
-def counts(shorter: int = SHORT, longer: int = LONG) -> dict[str, Counts]:
+@functools.cache
+def counts(K: int = 128, shorter: int = SHORT, longer: int = LONG) -> dict[str, Counts]:
     """Return the counts of each kernel."""
     kernels = {}
     for saves, names in ((True, FORWARD + BACKWARD), (False, AGAIN)):
-        pairs = list(zip(step(shorter, saves, "sm100").runs, step(longer, saves, "sm100").runs))
+        pairs = list(zip(step(shorter, saves, "sm100", K).runs, step(longer, saves, "sm100", K).runs))
         kernels = {name: between(*pair, longer - shorter) for name, pair in zip(names, pairs, strict=saves)} | kernels
     return {name: kernels[name] for name in (*FORWARD, *BACKWARD, *AGAIN)}
 
@@ -106,6 +110,34 @@ def of_heads(kernels: dict[str, Counts], T: int = 8192) -> list[str]:
         each = [f"{times[name][0] * 1e3:.3f} {times[name][1]}" for name in (*FORWARD, *BACKWARD)]
         rows.append(table_row(H, *each, *(f"{time:.3f}" for time in both)))
     return rows
+
+
+# What the page says of heads of 128 and of 64 channels.
+
+DIMS, EACH = (128, 64), (*FORWARD, *BACKWARD[:2])
+
+
+def of_dims(resource: str) -> list[str]:
+    """Return what each kernel takes of a resource."""
+    return [f"{getattr(counts(K)[name], resource):,.0f}" for K in DIMS for name in EACH]
+
+
+def configs_of_dims() -> list[tuple[OperandsConfig, RecordConfig, WalkConfig, GradsConfig]]:
+    """Return the kernels' configurations of a bounded gate for each size."""
+    problems = (Problem.parse(f"bounded l2norm beta=sigmoid bfloat16 K={K} V={K}") for K in DIMS)
+    plans = [plan.training_plan(p, SMS) for p in problems]
+    return [(pl.prepare, pl.making.record, pl.walk, pl.grads) for pl in plans]
+
+
+def shared_of_dims() -> list[str]:
+    """Return the bytes of shared memory of each kernel."""
+    return [f"{config.shared:,}" for configs in configs_of_dims() for config in configs]
+
+
+def times_of_dims() -> list[str]:
+    """Return the milliseconds of each kernel of a backward that nothing was saved for, by the clock."""
+    found = [predict("sm_100a", "b200", "sm100", BenchShape(T=8192, H=64, K=K, V=K), True) for K in DIMS]
+    return [f"{one.kernel(name, backward=True).milliseconds:.3f}" for one in found for name in EACH]
 
 
 def built(words: str, packed: bool) -> dict[type, list[Kernel]]:

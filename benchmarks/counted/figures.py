@@ -30,6 +30,7 @@ in_data, in_table, in_sentence = (
 SM89, SM90, SM100 = (f"data/counted/{name}.json" for name in ("sm89", "sm90_backward", "sm100_backward"))
 BLACKWELL = "results/sm100.md"
 TRITON, CLOCK, FORWARD = "triton.md", "results/clock.md", "stages/sm100_forward.md"
+BACKWARD = "stages/sm100_backward.md"
 FIGURES = (
     in_data(SM89, float32.HEADER, float32.rows),
     in_data(SM90, hopper.HEADER, hopper.rows),
@@ -49,6 +50,13 @@ FIGURES = (
     in_sentence(FORWARD, "| the same, given decays | #, #, # | #, #, # |", lambda: blackwell.of_dims("given")),
     in_sentence(FORWARD, "| bytes of HBM per token | # | # |", blackwell.bytes_of_dims),
     in_sentence(FORWARD, "at B1 T8192 H64: bounded gate, given decays | #, # | #, # |", blackwell.clocks_of_dims),
+    in_sentence(
+        BACKWARD, "| instructions per 64 tokens | #, #, #, # | #, #, #, # |",
+        lambda: blackwell_step.of_dims("warp_instructions"),
+    ),
+    in_sentence(BACKWARD, "| bytes per token | #, #, #, # | #, #, #, # |", lambda: blackwell_step.of_dims("bytes")),
+    in_sentence(BACKWARD, "| shared memory | #, #, #, # | #, #, #, # |", blackwell_step.shared_of_dims),
+    in_sentence(BACKWARD, "ms by the clock | #, #, #, # | #, #, #, # |", blackwell_step.times_of_dims),
     in_data("data/clock.json", OF_BLACKWELL, blackwell.of_clock),
     in_sentence(
         CLOCK, "which is # clocks for a chunk of 32 tokens and a head. In the clock a chunk takes #,",

@@ -335,8 +335,7 @@ def test_every_public_name_has_a_docstring():
 
 SAVED = {                                    # rows of the tutorial's table -> archs, dtype, K, V
     "| Hopper, Blackwell | bfloat16, K = V = 128 |": (("sm_90a", "sm_100a"), torch.bfloat16, 128, 128),
-    "| Hopper | bfloat16, K = V = 64 |": (("sm_90a",), torch.bfloat16, 64, 64),
-    "| Blackwell | bfloat16, K = V = 64; all by `triton`": (("sm_100a",), torch.bfloat16, 64, 64),
+    "| Hopper, Blackwell | bfloat16, K = V = 64 |": (("sm_90a", "sm_100a"), torch.bfloat16, 64, 64),
     "| Hopper | bfloat16, K = 128, V = 64 |": (("sm_90a",), torch.bfloat16, 128, 64),
     "| any other from compute capability 8.0 | bfloat16 or": (("sm_80", "sm_89"), torch.float16, 128, 128),
     "| any from compute capability 8.9 | float32, K = V = 128 |": (("sm_89", "sm_100a"), torch.float32, 128, 128),
