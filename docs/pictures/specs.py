@@ -351,8 +351,8 @@ MAKE_CHUNK100 = (
     [(0, 1, "sums before each two rows, anchors")], "sums are there",
     [(0, 7, "operands of products: exponentials, rounded to bfloat16")],
 )
-SM100_FORWARD, SM100_STEP = Call("sm_100a", "sm100", 1024, 74), Call("sm_100a", "sm100", 1024, 32, step=True)
-sm100_recorded: Any = sm100_plan.training_plan(STEP, BLACKWELL_SMS)
+SM100_FORWARD, SM100_STEP = Call("sm_100a", "sm100", 1024, 74), Call("sm_100a", "sm100", 1024, 16, step=True)
+sm100_recorded: Any = sm100_plan.training_plan(problem(1024, 16, disable_recompute=True), BLACKWELL_SMS)
 sm100_grads: Any = sm100_recorded.grads
 sm100_fused = sm100_plan.plan(B74, BLACKWELL_SMS, None).fused
 Of, OfRecord, OfGrads = sm100_fused.tmem, sm100_recorded.walk.tmem, sm100_grads.tmem
@@ -423,8 +423,8 @@ SM100 = [
         registers=dict(zip(("MATH", "LOAD"), sm100_grads.registers)), inner={"rows": sm100_grads.rows},
         frames={"CTA": ("LOAD", "MATH", "tensor core")},
         tmem=(
-            Columns("G", OfGrads.G, 64), Columns("up1", OfGrads.up1, 64), Columns("up2", OfGrads.up2, 64),
-            Columns("down", OfGrads.down, 64), Columns("2^x", OfGrads.powers, 64), Columns("Qu", OfGrads.Qu, 32),
+            Columns("G; slopes", OfGrads.G, 64), Columns("up1", OfGrads.up1, 64), Columns("up2", OfGrads.up2, 64),
+            Columns("down", OfGrads.down, 64), Columns("2^x, 2^-x", OfGrads.decays, 128), Columns("Qu", OfGrads.Qu, 32),
             Columns("Ku", OfGrads.Ku, 32), Columns("Kd", OfGrads.Kd, OfGrads.end - OfGrads.Kd),
         ),
     ),

@@ -2,10 +2,19 @@
 
 from kernel_faults import SPACE, faults, initialises
 
+RESULTS = "            if i > 0:\n                self.store_results(x, item, i - 1, chunk - 1, warp, thread)\n"
+STATE = (
+    "            if cutlass.const_expr(self.c.keeps):\n                if i & 1 == 0:\n"
+    "                    self.keep_state(x, shared, item, thread - 64, i >> 1)\n"
+)
+ARRIVES = "            umma.fence_before_thread_sync()\n            X_THERE.arrive()\n"
+LATE_O = f"{RESULTS}{STATE}{ARRIVES}", f"{STATE}{ARRIVES}{RESULTS}"
+LATE_STATE = f"{STATE}{ARRIVES}", f"{ARRIVES}{STATE}"
+
 FORWARD = faults({"common/cute/rows": {
     "the product does not see the operands": (
-        "long", "proxy", f'space="cta")\n        self.team.meet_for_product(){43 * SPACE}# both',
-        'space="cta") if False else 0\n        self.team.meet_for_product()  # both'
+        "long", "proxy", f'space="cta")\n            self.team.meet_for_product(){39 * SPACE}# operands of',
+        'space="cta") if False else 0\n            self.team.meet_for_product()  # operands of'
     ),
     "sums of groups are read before all are there": (
         "long", "race-write-read", f"self.team.meet(){51 * SPACE}# the sums of each", "pass  # each"
@@ -23,7 +32,7 @@ FORWARD = faults({"common/cute/rows": {
     ),
 }, "sm100/fwd/fused": {
     "a stage is handed back before both CTAs have read it": (
-        "long", "race-write-read", *initialises("empty", 4, "GROUP_PIPELINES")
+        "long", "race-write-read", *initialises("empty", 4, "self.c.group_pipelines")
     ),
     "the neighbour is not told of the mbarriers": ("long", "mbarrier-fence", "cute.arch.mbarrier_init_fence()"),
     "tensor memory is not given back": ("long", "tmem-leak", "            umma.free(TMEM)", "            pass"),
@@ -35,21 +44,11 @@ FORWARD = faults({"common/cute/rows": {
     "the neighbour's group does not hear that a stage is free": (
         "long", "deadlock", "group.empty), chunk & 1)", "group.empty), rank)"
     ),
-    "-v of the next chunk is made over o that was not read": (
-        "long", "race-read-write",
-        "                self.round_o(shared, warp, thread, chunk - 1)\n"
-        "            umma.fence_before_thread_sync()\n            X_THERE.arrive()\n            if i > 0:",
-        "                umma.fence_before_thread_sync()\n            X_THERE.arrive()\n            if i > 0:\n"
-        "                self.round_o(shared, warp, thread, chunk - 1)"
-    ),
+    "-v of the next chunk is made over o that was not read": ("long", "race-read-write", *LATE_O),
     "rows of v are read before they are there": (
-        "long", "race-write-read", "cp_async_wait_group(0)", "cp_async_wait_group(2)"
+        "long", "race-write-read", "cp_async_wait_group(1)", "cp_async_wait_group(3)"
     ),
     "X is read before both warps have written it": ("long", "race-write-read", "X_THERE.sync()"),
-    "o is written before both warps have it": ("long", "race-write-read", "O_THERE.sync()\n        for j", "for j"),
-    "the last o is written over one that is still read": (
-        "long", "race-read-write", f"O_THERE.sync(){49 * SPACE}# both", "pass  # both"
-    ),
     "what is added is read before it is there": ("long", "race-write-read", "wait(barriers.added, parity)"),
     "the state is read before all of it is rounded": (
         "long", "race-write-read", "space=\"cta\")\n        STATE_ROUNDED.sync()", "space=\"cta\")"
@@ -65,7 +64,7 @@ FORWARD = faults({"common/cute/rows": {
         "long", "race-write-read", "        umma.wait_for_stores()\n        cute", "        cute"
     ),
     "what is added to the state is taken from it": (
-        "long", "wrong answer", "negated=True)          # -KT", "negated=False)          # -KT"
+        "long", "wrong answer", "negated=minus)         # -KT", "negated=False)         # -KT"
     ),
     "[-X; o] of both parities in one place": (
         "long", "race-read-write", "return self.c.tmem.out + (chunk & 1) * self.c.columns", "return self.c.tmem.out"
@@ -78,6 +77,12 @@ FORWARD = faults({"common/cute/rows": {
     "a token of none is left as it is": ("packed", "wrong answer", "warp, x.T,", "warp, x.T - 1,"),
     "A2 is made before TB is there": (
         "long", "race-read-write", f"self.team.meet_first_four(){44 * SPACE}# TB", "# TB"
+    ),
+    "KT is made before all of kg is there": (
+        "long", "race-write-read", "needs_kg = self.team.warp() == 0 and", "needs_kg = self.team.warp() < 0 and"
+    ),
+    "kE and qg leave before all of them are there": (
+        "long", "race-write-read", "meet_for_tile(self.team.warp() == SENDER or", "meet_for_tile(False or"
     ),
     "a tile is handed over before all of KT is there": (
         "long", "race-write-read", f"self.team.meet_last_six(){42 * SPACE}# KT", "pass  # KT"
@@ -165,6 +170,21 @@ RECORDED = faults({"sm100/fwd/operands": {
     "tensor memory is taken to begin at column 0": (
         "operands", "tmem", "return load_one(self.tmem) + number * C", "return 0 * load_one(self.tmem) + number * C"
     ),
+}, "sm100/fwd/prepare": {
+    "a kept tile is overwritten before it was sent": (
+        "one kernel", "race-read-write",
+        "cute.arch.cp_async_bulk_wait_group(0, read=True)\n                    cute", "cute"
+    ),
+    "b is left out of kg": (
+        "one kernel", "wrong answer", "head_rows.lower_bound, of_k, acq", "head_rows.lower_bound, None, acq"
+    ),
+    "tiles of a head are kept as another's": (
+        "one kernel, packed", "race-write-write", "* x.HV + head) * RECORD", "* x.HV) * RECORD"
+    ),
+}, "sm100/fwd/chain": {
+    "the next state is rounded over one that was not kept": ("one kernel", "race-read-write", *LATE_STATE),
+    "states of odd chunks are kept": ("one kernel", "wrong answer", "if i & 1 == 0:", "if i & 1 == 1:"),
+    "r is kept where o is": ("one kernel", "race-write-write", "x.r.toint() if warp < 2", "item.o if warp < 2"),
 }, "sm100/bwd/walk": {
     "dh is multiplied before all is rounded": ("back", "race-write-read", "IMAGE_THERE.sync()"),
     "dv is multiplied before all have it": ("back", "race-write-read", "ROWS_THERE.sync()"),
@@ -229,9 +249,6 @@ BACKWARD = faults({"sm100/bwd/grads": {
     "G is read before its product is done": (
         "long", "uninitialised", "cute.arch.mbarrier_wait(s.products, i & 1)\n", "pass\n"
     ),
-    "the next item's products overwrite what is read": (
-        "long", "tcgen05-fence", f"umma.fence_before_thread_sync(){40 * SPACE}# warp 0 issues", "pass  #"
-    ),
     "dh r^T comes from h": (
         "long", "wrong answer", "s.base_desc, struct.dh.offset, r", "s.base_desc, struct.h.offset, r"
     ),
@@ -239,14 +256,8 @@ BACKWARD = faults({"sm100/bwd/grads": {
     "what a block passes on does not decay": (
         "long", "wrong answer", "b, ratio, n + 1, range(n + 1, self.blocks))", "b, ratio, n + 1, range(0))"
     ),
-    "2^x comes back from another step": (
-        "long", "wrong answer", "(self.columns.powers + b * umma.STEP)", "(self.columns.powers + 0 * b)"
-    ),
     "of 64 channels dv r^T lies where do r^T does": (
         "64", "uninitialised", "(columns.G + umma.HALF_LANES)", "columns.G"
-    ),
-    "of 64 channels what is put aside lies over products": (
-        "64", "race-write-write", "return self.lanes() + umma.HALF_LANES if", "return self.lanes() if"
     ),
     "of 64 channels products are taken to begin at column 0": (
         "64", "tmem", "return load_one(self.tmem).to(Int32) if self.alone else 0", "return 0"
@@ -259,9 +270,20 @@ BACKWARD = faults({"sm100/bwd/grads": {
     "an item is taken for the one before": (
         "long", "wrong answer", "store(s.places + (i & PLACES", "store(s.places + (i + 1 & PLACES"
     ),
-}, "common/cute/grads/rows": {
-    "dk keeps what points along k": ("long", "wrong answer", "found[j] = found[j] - y[j] * along[t]"),
-    "a gate gains what a key loses": (
-        "long", "wrong answer", "(row[0] + row[1]) - row[2]", "(row[0] + row[1]) + row[2]"
+}, "sm100/bwd/load": {
+    "1 / |q| and 1 / |k| are those of other tokens": ("long", "wrong answer", "+ odd + place", "+ odd + (2 - place)"),
+}, "sm100/bwd/rows": {
+    "2^x comes back from another step": (
+        "long", "wrong answer", "first = self.columns.decays + 2 * STEP * b", "first = self.columns.decays"
     ),
+    "slopes come back from another step": (
+        "long", "wrong answer", "self.kept(self.columns.slopes + STEP * b)", "self.kept(self.columns.slopes)"
+    ),
+    "the next item's products overwrite what is read": (
+        "long", "tcgen05-fence", f"umma.fence_before_thread_sync(){40 * SPACE}# warp 0 issues", "pass  #"
+    ),
+    "dk keeps what points along k": (
+        "long", "wrong answer", "packed.fused(packed.from_bf16(y[w]), less[w // HALVES], found[w])", "found[w]"
+    ),
+    "a gate gains what a key loses": ("long", "wrong answer", "packed.negative(row[2])", "row[2]"),
 }})

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ..common.arguments import Arguments, number, tensor
 from ..common.cute.barriers import Arrivals, Meeting, NamedBarrier, Pipeline, commit, mbarriers, of_each_warp
@@ -24,7 +24,7 @@ from ..common.cute.configs import (
     wrong_head_sizes,
 )
 from ..common.cute.fields import Struct, StructField, array, several
-from ..common.cute.tile import PITCH_A, PITCH_INVERSE, SUMS, WARPS, C
+from ..common.cute.tile import HALF, PITCH_A, PITCH_INVERSE, SUMS, WARPS, C
 from ..common.cute.training import (
     LOAD_WARPS,
     TOKENS,
@@ -47,10 +47,10 @@ EPILOGUE_WARPS = 4                           # warps of EPILOGUE in record
 # Named barriers of CHAIN in fused, of its groups, and of the eight warps that have the state in record and walk.
 STATE_ROUNDED = NamedBarrier("STATE_ROUNDED", 1, 32 * CHAIN_WARPS)
 X_THERE = NamedBarrier("X_THERE", 2, 32 * CHAIN_WARPS)
-O_THERE = NamedBarrier("O_THERE", 3, 64)
 GROUP = NamedBarrier("GROUP", 4, 32 * WARPS, ids_per_group=3)
 GROUP_FIRST_FOUR = NamedBarrier("GROUP_FIRST_FOUR", 5, 128, ids_per_group=3)
 GROUP_LAST_SIX = NamedBarrier("GROUP_LAST_SIX", 6, 192, ids_per_group=3)
+GROUP_TILE = NamedBarrier("GROUP_TILE", 10, 32 * WARPS, ids_per_group=1)
 IMAGE_THERE = NamedBarrier("IMAGE_THERE", 1, 32 * STATE_WARPS)
 ROWS_THERE = NamedBarrier("ROWS_THERE", 2, 32 * STATE_WARPS)
 
@@ -70,6 +70,7 @@ ITEM = Struct(
     g=array("int64", 1, align=8),
     beta=array("int64", 1, align=8),
     bias=array("int64", 1, align=8),
+    tiles=array("int64", 1, align=8),        # where the first chunk's tile is kept
     walk=array("int32", 1, align=4),
     head=array("int32", 1, align=4),
     tokens=array("int32", 1, align=4),
@@ -95,6 +96,10 @@ GROUP_PIPELINES = (
     Pipeline("pairs_done", commit("PREPARE"), "PREPARE", "the product of pairs is there", each="group"),
     Pipeline("KT_done", commit("PREPARE"), "PREPARE", "KT is in tensor memory", each="group"),
 )
+
+# The same where a kernel keeps what a backward reads; KT is made by warps.
+TILE_SENT = Arrivals(1, "PREPARE", "a lane of its warp 4, where tiles are kept: the copy to memory has read it, too")
+KEEPING_GROUP_PIPELINES = (GROUP_PIPELINES[0]._replace(arrivals=(READ, TILE_SENT)), GROUP_PIPELINES[1])
 
 
 @functools.cache
@@ -123,7 +128,6 @@ def shared_memory(K: int, columns: int) -> Shared:
         groups=several(group, GROUPS),
         S=array("bfloat16", K, columns),     # the state, rounded
         v=array("bfloat16", AHEAD, C, columns),   # rows of v, and -X in their place
-        o=array("bfloat16", C, columns),
         minus_one=array("bfloat16", C, 2 * C),    # [-1; 0], transposed
         **mbarriers(CTA_PIPELINES),
         base_desc=array("uint32", 1, align=4),    # the address of all this / 16, as descriptors have it
@@ -176,6 +180,20 @@ class FusedArguments(Arguments):
 CheckpointArguments = FusedArguments.replacing("CheckpointArguments", response={}, M={}, h=checkpoint_arguments())
 
 
+# For a kernel that keeps what a backward reads.
+KeepingArguments = FusedArguments.replacing(
+    "KeepingArguments",
+    response={}, M={}, every={},
+    h=dict(
+        tiles=tensor("uint8"),               # (chunks, HV) tiles, with b on keys
+        h=tensor("bfloat16"),                # (states, HV, K, V): those that enter every two chunks, as images
+        r=tensor("bfloat16"),                # as o
+    ),
+    cu_seqlens=dict(segment_table=tensor("int64")),      # (N, 6), of packed sequences
+    segments=dict(chunks=number("int32")),   # chunks of a row of T tokens, if not packed
+)
+
+
 @dataclass(frozen=True)
 class FusedConfig(ChunkConfig):
     offsets: str | None                      # dtype of cu_seqlens, of packed sequences
@@ -184,6 +202,8 @@ class FusedConfig(ChunkConfig):
     v_first: bool                            # states are (V, K)
     cut: bool = False                        # sequences are walked over in segments
     checkpoints: str | None = None           # dtype of a pool where some of the states that enter chunks are stored
+    keeps = False                            # what a backward reads
+    o = True                                 # outputs are requested
     threads = 32 * (FIRST_PRODUCER + GROUPS * WARPS)
     cluster = (CTAS, 1, 1)
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
@@ -191,20 +211,28 @@ class FusedConfig(ChunkConfig):
         "CHAIN": range(CHAIN_WARPS),
         **{f"PREPARE {n}": range(FIRST_PRODUCER + n * WARPS, FIRST_PRODUCER + (n + 1) * WARPS) for n in range(GROUPS)},
     })
-    pipelines = CTA_PIPELINES + GROUP_PIPELINES
+    group_pipelines: ClassVar[tuple[Pipeline, ...]] = GROUP_PIPELINES
     meetings = (
         Meeting(STATE_ROUNDED, "CHAIN", "S is in shared memory, 2^gc_last S in tensor memory; first: rows of v are"),
         Meeting(X_THERE, "CHAIN", "for warps 0 and 1: -X is in shared memory, and rows of v of the next chunk; warps 2 "
                 "and 3 arrive: o of the chunk before was read from tensor memory"),
-        Meeting(O_THERE, "warps 2, 3 of CHAIN", "o is in shared memory"),
         Meeting(GROUP, "PREPARE", "as barrier 0 of fwd/operands.py"),
         Meeting(GROUP_FIRST_FOUR, "warps 0 to 3 of PREPARE", "A_kk is there; TB is"),
+        Meeting(GROUP_TILE, "PREPARE", "where one product makes pairs, for warps 0 and 4: kE, qg, kg are there"),
         Meeting(GROUP_LAST_SIX, "warps 2 to 7 of PREPARE", "KT and A2 are in the tile, for warp 4"),
     )
 
     @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        return CTA_PIPELINES + self.group_pipelines
+
+    @property
     def arguments(self) -> type[Arguments]:  # type: ignore[override]
         return CheckpointArguments if self.checkpoints else FusedArguments
+
+    @property
+    def packed(self) -> bool:
+        return self.offsets is not None
 
     @property
     def columns(self) -> int:
@@ -236,7 +264,7 @@ class FusedConfig(ChunkConfig):
         yield from super().broken_limits()
 
 
-# A step that records gradients, forward and backward: operands, then record or walk.
+# A step that records gradients, forward and backward: operands, then record or walk; or the one kernel, then walk.
 
 # What operands hands to record and walk, of one chunk and value head, as it lies in shared memory.  It is contiguous
 # and a multiple of 1 KiB, so that one bulk copy puts it where swizzles, which look at addresses, find it as it was
@@ -435,6 +463,29 @@ class RecordConfig(StateConfig):
 
 
 @dataclass(frozen=True)
+class KeepingConfig(FusedConfig):
+    """The one kernel that keeps what a backward reads: what operands and record make of whole sequences."""
+
+    packed: bool = False                     # sequences are found in the table of segments
+    o: bool = True
+    keeps = True
+    every = 2
+    arguments = KeepingArguments             # type: ignore[assignment]
+    group_pipelines = KEEPING_GROUP_PIPELINES
+
+    @property
+    def pdl(self) -> bool:
+        return self.packed
+
+    def broken_limits(self) -> Iterator[str]:
+        if self.cut or self.checkpoints or self.offsets:
+            yield "the kernel that keeps what a backward reads walks over whole sequences of the table, for no pool"
+        if self.columns != HALF:
+            yield f"a CTA has the state in panels of {HALF} columns, as it is kept; found {self.columns}"
+        yield from super().broken_limits()
+
+
+@dataclass(frozen=True)
 class WalkConfig(StateConfig):
     packed: bool
     walk: str                                # "sequences", "carry", "segments"
@@ -476,6 +527,9 @@ class WalkConfig(StateConfig):
         return Struct(align=1024, **fields, **mbarriers(self.pipelines), **OF_CTA)
 
 
+OTHER_LANES = 16 << 16                       # from 16 lanes of a warp to the other 16
+
+
 class GradsColumns:
     """The columns of tensor memory in bwd/grads.  Products of 64 rows have 16 of each warp's 32 lanes; in the other 16
     lie dv r^T, and what MATH puts aside."""
@@ -485,17 +539,26 @@ class GradsColumns:
         self.up1 = TOKENS                    # h do^T
         self.up2 = 2 * TOKENS                # h dv^T
         self.down = 3 * TOKENS               # dh r^T
-        aside = TOKENS if K == 64 else 4 * TOKENS
-        self.powers = aside                  # 2^x, Qu, Ku and Kd, for which MATH has no registers all the time
-        self.Qu = aside + TOKENS             # words of two elements
+        self.slopes = self.G                 # of gates (bwd/rows.py), where G was read
+        # Then 2^x and 2^-x, of each step 32 columns; and operands, for which MATH has no registers all the time: words
+        # of two.  Of those Kd is read first, and may lie where dv r^T was.
+        if K == 64:
+            self.Kd = OTHER_LANES + TOKENS // 2
+            self.decays = OTHER_LANES + TOKENS
+            self.Qu = self.decays + 2 * TOKENS
+            self.end = 4 * TOKENS
+        else:
+            self.decays = 4 * TOKENS
+            self.Qu = self.decays + 2 * TOKENS
+            self.Kd = self.Qu + TOKENS
+            self.end = self.Kd + TOKENS // 2
         self.Ku = self.Qu + TOKENS // 2
-        self.Kd = self.Ku + TOKENS // 2
-        self.end = max(self.Kd + TOKENS // 2, self.down + TOKENS)
 
 
 @dataclass(frozen=True)
 class GradsConfig(TrainedConfig, GradsOptions):
     rows_of_values = MappingProxyType({"do": 2 * TOKENS, "dv": 2 * TOKENS, "r": TOKENS})
+    pieces = 8                               # of a row of a panel: then a thread has one place in all panels
     product_pipelines = (
         Pipeline("products", commit("MATH"), "MATH", "first: G is in tensor memory; second: products of states are", 2),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kda.model.bundles import Save
 from kda.model.host import Host
@@ -24,7 +24,7 @@ from ..common.cute.configs import (
     chunk_options,
     join_states_config,
 )
-from ..common.cute.tile import C
+from ..common.cute.tile import HALF, C
 from ..common.cutting import chunks_of_a_sequence, launch_segments
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
@@ -32,6 +32,7 @@ from .configs import (
     CTAS,
     FusedConfig,
     GradsConfig,
+    KeepingConfig,
     OperandsConfig,
     RecordConfig,
     WalkConfig,
@@ -44,16 +45,18 @@ if TYPE_CHECKING:
     from ..common.routine import Draft
 
 Forward = FusedConfig | ComposeConfig | JoinConfig
-Recorded = TablesConfig | OperandsConfig | RecordConfig | WalkConfig | GradsConfig | SharesConfig
+Recorded = TablesConfig | KeepingConfig | OperandsConfig | RecordConfig | WalkConfig | GradsConfig | SharesConfig
 Config = Forward | Recorded
 KERNELS = {
     FusedConfig: "sm100.fwd.fused", ComposeConfig: "common.cute.compose", JoinConfig: "common.cute.join",
+    KeepingConfig: "sm100.fwd.fused",
     TablesConfig: "common.cute.tables", OperandsConfig: "sm100.fwd.operands", RecordConfig: "sm100.fwd.record",
     WalkConfig: "sm100.bwd.walk", GradsConfig: "sm100.bwd.grads", SharesConfig: "common.cute.shares",
 }
 
 # Chunks that a cluster walks over in the time of two more launches, and of a segment more in compose.
 LAUNCHES, EDGE = 16, 2
+PAIRS = shared.Clusters(CTAS, 0)             # those of the one kernel that keeps what a backward reads
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,41 @@ def walk_config(p: Problem, cut: bool, alone: bool) -> WalkConfig:
     return WalkConfig(p.packed, walk, p.final_state or cut, p.state_dtype, p.state_v_first, K=p.K, V=p.V)
 
 
+class Clocks(NamedTuple):
+    """The clocks of a chunk of a call that keeps."""
+
+    operands: int                            # of an SM
+    record: int                              # of a step
+    fused: int                               # of a step, in a cluster
+
+
+# As the clock predicts them for a B200, by whether one product makes all pairs.
+KEEPING = {True: Clocks(2960, 1800, 2200), False: Clocks(4480, 1800, 2900)}
+
+
+def one_kernel_that_keeps(p: Problem, sms: int, chunks: int) -> shared.Clusters:
+    """Return the clusters of the one kernel that keeps what a backward reads, where it is faster than operands and
+    record: each has a sequence and a value head, as many at once as there is room for.  Bits are the same."""
+    walks, longest, at_once = p.N * p.HV, max(chunks_of_a_sequence(p, C), 1), sms // CTAS
+    config = keeping_config(p, PAIRS, True)
+    if not config or not walks or not at_once or p.force.form == "two kernels":
+        return shared.NO_CLUSTERS
+    clocks = KEEPING[config.one_product]
+    apart = clocks.operands * chunks * p.HV / sms + clocks.record * longest * -(-walks // sms)
+    faster = clocks.fused * longest * -(-walks // at_once) < apart
+    return PAIRS if faster or p.force.form == "one kernel" else shared.NO_CLUSTERS
+
+
+def keeping_config(p: Problem, clusters: shared.Clusters, results: bool) -> KeepingConfig | None:
+    """Return the one kernel's configuration; without `results` if a backward recomputes what was not kept."""
+    if p.K != p.V or p.V // CTAS != HALF:
+        return None
+    return KeepingConfig(
+        **chunk_options(p), offsets=None, h0=p.state_dtype, ht=results and p.final_state, v_first=p.state_v_first,
+        packed=p.packed, o=results,
+    )
+
+
 TRAINING = shared.Makers(
     tile_bytes=lambda K: record_tile(K).bytes,
     prepare=lambda p: OperandsConfig(**chunk_options(p), packed=p.packed),
@@ -150,6 +188,9 @@ TRAINING = shared.Makers(
     walk=walk_config,
     carry_back=lambda p, alone: WalkConfig(p.packed, "carry", False, "float32", False, K=p.K, V=p.V),
     grads=lambda p: GradsConfig(**chunk_options(p), packed=p.packed),
+    one_kernel=one_kernel_that_keeps,
+    fused=keeping_config,
+    clusters=(PAIRS,),
 )
 
 

@@ -29,6 +29,18 @@ def both(x):
     return pair("mov.b64 {$w0}, {{$r0}, {$r0}};", x.bitcast(Uint32))
 
 
+def of_two(a, b):
+    """A pair of single numbers."""
+    return pair("mov.b64 {$w0}, {{$r0}, {$r1}};", a.bitcast(Uint32), b.bitcast(Uint32))
+
+
+def both_of(x):
+    """Return the numbers of a pair."""
+    return list(cute.arch.inline_ptx(
+        "mov.b64 {{$w0}, {$w1}}, {$r0};", write_only_types=[Float32] * 2, read_only_args=[x]
+    ))
+
+
 def constant(x: float):
     """Twice the same number."""
     bits = struct.pack(">f", x).hex()
@@ -82,6 +94,10 @@ def exp2(x):
     return each("ex2.approx.ftz.f32", x)
 
 
+def negative(x):
+    return each("neg.f32", x)
+
+
 def at_least(x, low):
     """max that keeps a nan."""
     return each("max.NaN.f32", x, f", {immediate(low)}")
@@ -89,6 +105,16 @@ def at_least(x, low):
 
 def immediate(x):
     return f"0f{struct.pack('>f', x).hex()}"
+
+
+def unless_equal(x, low, y):
+    """y of the numbers of a pair whose x is not `low`, or nan; 0 of others."""
+    test = "setp.neu.f32 p, {x}, {low}; selp.f32 {y}, {y}, 0f00000000, p; "
+    work = "".join(test.format(x=x, y=y, low=immediate(low)) for x, y in ("ac", "bd"))
+    return pair(
+        "{.reg .f32 a, b, c, d; .reg .pred p; mov.b64 {a, b}, {$r0}; mov.b64 {c, d}, {$r1}; "
+        + work + "mov.b64 {$w0}, {c, d};}", x, y,
+    )
 
 
 def whole(x):

@@ -331,18 +331,21 @@ class Rows:
     def unit(self, lower_bound):
         return both(Float32(fast.LOG2_E) * lower_bound)
 
-    def operands(self, qn, kn, s, sums, X, Y, tile, lower_bound, of_k=None):
+    def operands(self, qn, kn, s, sums, X, Y, tile, lower_bound, of_k=None, acquire=None):
         """For products of pairs, which `tensor_core` knows how to find, and of the state, to the tile; kg times `of_k`,
-        a number for each of the lane's rows."""
+        a number for each of the lane's rows.  `acquire` waits until the tile may be written; then the one product is
+        issued before that."""
         if self.c.one_product:
-            self.one_product(qn, kn, s, sums, X, Y, tile, lower_bound, of_k)
+            self.one_product(qn, kn, s, sums, X, Y, tile, lower_bound, of_k, acquire)
         else:
+            if acquire is not None:
+                acquire()
             self.across_blocks(qn, kn, s, sums, X, tile, Y, tile, of_k)
             # redundant: on Blackwell others follow on every way to a reader; the documented use is one per writer
             cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
-    def one_product(self, qn, kn, s, sums, X, Y, tile, lower_bound, of_k):
+    def one_product(self, qn, kn, s, sums, X, Y, tile, lower_bound, of_k, acquire):
         """Operands of the one product to X and Y, and those of the state to the tile."""
         unit, group = self.unit(lower_bound), self.group()
         ka, qa, kb, kE, qg, kg = [self.no_words() for _ in range(6)]
@@ -367,14 +370,22 @@ class Rows:
                     kg[r].append(to_bf16(times(k, to_last[e])))
         self.put_rows(X, 0, 2 * C, ka)
         self.put_rows(X, C * 2 * HALF, 2 * C, qa)
+        if cutlass.const_expr(acquire is not None):
+            self.put_rows(Y, 0, C, kb)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            self.team.meet_for_product()                                       # operands of the product are there
+            self.tensor_core.issue_blocks()
+            acquire()
         if self.group() == 2 * LEAST_BUSY:                                         # a branch does the same
             self.store_decay(sums, tile)
         self.put_rows(tile, 0, 2 * C, kE)
         self.put_rows(tile, C * 2 * HALF, 2 * C, qg)
-        self.put_rows(Y, 0, C, kb)
+        if cutlass.const_expr(acquire is None):
+            self.put_rows(Y, 0, C, kb)
         self.put_rows(tile, self.tile.KG.offset, C, kg)
         cute.arch.fence_proxy("async.shared", space="cta")
-        self.team.meet_for_product()                                           # both operands are there
+        if cutlass.const_expr(acquire is None):
+            self.team.meet_for_product()                                       # both operands are there
 
     def keep_apart(self, number: int):
         """A part of the work from those before it: ptxas would mix them, and run out of registers."""

@@ -98,6 +98,11 @@ class GradsOptions(ChunkConfig):
         return pitch_of_shares(self.K, self.shares_over_h)
 
     @property
+    def pieces(self) -> int:
+        """Pieces of 16 bytes of a row that threads of LOAD copy at a time: 8, or all of them."""
+        return self.K // 8
+
+    @property
     def panels(self) -> int:
         return self.K // CHANNELS
 

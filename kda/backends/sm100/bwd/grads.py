@@ -1,5 +1,5 @@
 """bwd/grads: gradients of q, k, g and beta of one chunk of 64 tokens and one value head, from both walks' results, by
-the formulas of common/cute/grads/rows.py.
+the formulas of common/cute/grads/rows.py, of two tokens at a time (rows.py).
 
 Products of values and states are UMMA's, with the channels (of G: tokens, of 128 channels twice) as rows.  Products of
 the chunk's tokens with each other use mma.sync, with operands and accumulators in registers: between two blocks of
@@ -27,7 +27,7 @@ with 32 lanes: products have 16, among them do r^T, and in the others lie dv r^T
   LOAD                   128                                  LOAD        rows are there
 
   shared memory: configs.GradsConfig.struct: do, dv, r 3 x 16 KiB, h, dh 2 x 32, rows 2 x 48, G 16 (partial sums later)
-  tensor memory: configs.GradsColumns, 416 columns; all 512 are allocated, so that they begin at 0
+  tensor memory: configs.GradsColumns, 480 columns; all 512 are allocated, so that they begin at 0
   K = V = 64: do, dv, r 3 x 8, h, dh 2 x 8, rows 2 x 24; 256 columns, wherever they begin; two CTAs fit on an SM
 """
 
@@ -42,12 +42,13 @@ from ...common.cute.barriers import initialise
 from ...common.cute.copies import field_at, in_global, load_one, store
 from ...common.cute.entry import Entry
 from ...common.cute.fragments import load_matrices, mma_bf16
-from ...common.cute.grads.load import Loader, place_of, there_is
+from ...common.cute.grads.load import place_of, there_is
 from ...common.cute.grads.places import HALVES, STEPS
-from ...common.cute.grads.rows import GradRows
 from ...common.cute.training import TOKENS
 from ..configs import GradsConfig
 from ..parts import umma
+from .load import Load
+from .rows import PairRows
 
 TENSORS = GradsConfig.arguments.tensor_names()
 
@@ -66,12 +67,11 @@ class Reloaded:
         return in_global(load_one(self.s.tensors + TENSORS.index(name)), given.dtype)
 
 
-class Math(GradRows):
+class Math(PairRows):
     """MATH: eight warps, or four, with 16 channels each.  Each of four is alone with the 32 lanes of tensor memory that
     it can access: rows of products have 16 of them, and what is put aside the others."""
 
     states_stand = False
-    early = True
     loads_ahead = False
 
     def __init__(self, config: GradsConfig):
@@ -133,7 +133,7 @@ class Math(GradRows):
         of_tokens, rows = self.places(s, i)
         Qu, Ku, Kd = [self.operand() for _ in range(3)]
         powers, ratio = self.operands(x, place, rows, channel, of_tokens, gates, Qu, Ku, Kd)
-        self.put_aside(powers, Qu, Ku, Kd)
+        self.put_aside(Qu, Ku, Kd)
         cute.arch.mbarrier_wait(s.products + 1, i & 1)
         umma.fence_after_thread_sync()
         self.give_back(s.values_empty)
@@ -144,7 +144,6 @@ class Math(GradRows):
         (Kd,) = self.put_back(self.columns.Kd)
         self.sweep_up(s, up1, up2, Kd, ratio)
         (down,) = self.accumulators(self.columns.down)
-        umma.fence_before_thread_sync()                                        # warp 0 issues the next item's products
         through = self.enter_down(down, Kd, ratio, through_state)
         Qu, Ku = self.put_back(self.columns.Qu, 2)
         self.sweep_down(s, down, Qu, Ku, ratio)
@@ -153,20 +152,16 @@ class Math(GradRows):
     def ask_again(self, s, i, *known):
         return place_of(s, i), self.first_channel()
 
-    def put_aside(self, powers, Qu, Ku, Kd):
+    def put_aside(self, Qu, Ku, Kd):
         """Store these to tensor memory: ptxas would make operands where they are multiplied, and keep their inputs."""
-        umma.store_fragments(self.lanes_aside() + self.columns.powers, powers)
         for columns, operand in ((self.columns.Qu, Qu), (self.columns.Ku, Ku), (self.columns.Kd, Kd)):
             words = cute.recast_tensor(operand, Uint32)
-            umma.store_fragments(self.lanes_aside() + columns, [words[w] for w in range(TOKENS // 4)])
+            umma.store_fragments(self.lanes() + columns, [words[w] for w in range(TOKENS // 4)])
         umma.wait_for_stores()
-
-    def powers_of_step(self, powers, b: int):
-        return umma.load_fragments(self.lanes_aside() + (self.columns.powers + b * umma.STEP), umma.STEP)
 
     def put_back(self, columns: int, count: int = 1):
         """Return operands that were put aside next to each other."""
-        found, each = umma.load_fragments(self.lanes_aside() + columns, count * TOKENS // 2, Uint32), TOKENS // 4
+        found, each = umma.load_fragments(self.lanes() + columns, count * TOKENS // 2, Uint32), TOKENS // 4
         operands = [self.operand() for _ in range(count)]
         for n in range(count):
             words = cute.recast_tensor(operands[n], Uint32)
@@ -200,10 +195,6 @@ class Math(GradRows):
         if self.alone:
             return self.first_column() + self.warp() * umma.WARP_LANES
         return self.quarter() * umma.WARP_LANES + self.half() * (umma.WARP_LANES // 2)
-
-    def lanes_aside(self):
-        """Return that of the lanes for what is put aside."""
-        return self.lanes() + umma.HALF_LANES if self.alone else self.lanes()
 
     def accumulators(self, columns: int, count: int = 1):
         """Return the warp's 16 rows of products that lie next to each other."""
@@ -254,12 +245,12 @@ class Math(GradRows):
         """Load 16 x 16 elements of G1 or G2, rows of step i and columns of step j, as two operands of mma.sync: B^T of
         rows, or, transposed, of columns."""
         lane = self.lane()
-        row = (lane >> 4) * 8 + (lane & 7)
-        offset = row * 64 + ((lane >> 3 & 1) ^ (row & 7)) * 8
+        first, second = lane >> 4, lane >> 3 & 1
+        half, piece = (second, first) if transposed else (first, second)
+        row = half * 8 + (lane & 7)
+        offset = row * 64 + (piece ^ (row & 7)) * 8
         found = load_matrices(s.G + ((offset ^ j * 16) + (n * TOKENS * TOKENS + i * umma.STEP * 64)), transposed)
-        if transposed:
-            return [[found[0], found[2]], [found[1], found[3]]]
-        return [[found[0], found[1]], [found[2], found[3]]]
+        return [found[:2], found[2:]]
 
     def add(self, acc, b: int, a, square):
         """Add a @ square to acc, for the 16 tokens of step b."""
@@ -271,19 +262,18 @@ class Math(GradRows):
 
     def rescale(self, accs, b: int, ratio, n: int, counts):
         """Multiply step b of accumulators, those blocks that count, by the n-th factor from middle to middle."""
+        factors = []
         for r in range(HALVES):
-            factors = [ratio[r][n] if b * self.each + e in counts else Float32(1.0) for e in range(self.each)]
-            factor = self.of_lane(factors)
-            for acc in accs:
-                for j in range(8):
-                    if j // 2 % 2 == r:
-                        acc[8 * b + j] = acc[8 * b + j] * factor
+            of_blocks = [ratio[r][n] if b * self.each + e in counts else Float32(1.0) for e in range(self.each)]
+            factors.append(self.of_lane(of_blocks))
+        for acc in accs:
+            self.times_step(acc, b, factors)
 
 
 class Grads(Entry):
     def __init__(self, config: GradsConfig):
         self.c = config
-        self.loader, self.math = Loader(config), Math(config)
+        self.loader, self.math = Load(config), Math(config)
 
     @cute.kernel
     def kernel(self, x):

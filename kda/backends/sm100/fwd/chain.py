@@ -10,7 +10,10 @@ PREPAREs of both CTAs make.
          product of 64 rows has 16 in the lanes of each warp)
   0      issues products: [-v; 0] of the next chunk before its state is there
   0, 1   -X to shared memory; rows of v, two chunks ahead
-  2, 3   o of the chunk before to shared memory, then to global memory as whole lines
+  2, 3   o of the chunk before to global memory
+
+Of a call whose gradients are recorded (`keeps`), b is on keys and the tile has -kE (fwd/record.py), so X is not
+negated, and r lies where -X lay.  Warps 0, 1 store r; warps 2, 3 the rounded state that enters every second chunk.
 """
 
 from typing import Any, NamedTuple
@@ -27,13 +30,14 @@ from ...common.cute.packed import both, rounded, times_pairs
 from ...common.cute.rings import phase_of, stage_of
 from ...common.cute.segments import place_of_checkpoint
 from ...common.cute.tile import HALF, C, decay_index, swizzle_64B, swizzle_128B
-from ..configs import AHEAD, O_THERE, RING, STATE_ROUNDED, X_THERE, FusedConfig
+from ..configs import AHEAD, RING, STATE_ROUNDED, X_THERE, FusedConfig
 from ..parts import umma
 from ..parts.state import in_shared
 from ..parts.teams import arrive_at, wait
-from ..parts.walks import chunks_of, first_item, locate_walk, next_item
+from ..parts.walks import chunks_of, first_item, kept_places, locate_walk, next_item
 
 STATE_PIECE = 16                             # columns of a row that a thread has in registers at a time
+RESULT_PIECE = 32                            # columns of a row of r or o that two lanes have
 
 
 class WalkItem(NamedTuple):
@@ -43,6 +47,7 @@ class WalkItem(NamedTuple):
     tokens: Any
     element: Any                             # element of v and o: the first token's, of this CTA's columns
     o: Any                                   # address that rows of o go to: `o`, or `response`
+    kept: Any                                # address that the CTA's columns of the first kept state go to
     is_transition: Any                       # v = 0, from the identity: its final state is M
 
 
@@ -51,10 +56,11 @@ class Consumer:
         self.c, self.fields = config, config.memory
         K, N = config.K, config.columns
         A, of_X, steps = umma.across(C), umma.across(C, N), range(C // 16)     # of_X: of v, too
+        minus = not config.keeps                                               # -X is in shared memory, kE in the tile
         self.on_v = umma.Product(2 * C, N, A, of_X, steps)                     # [-1; 0] @ v
         self.on_state = umma.Product(2 * C, N, umma.along(2 * C), umma.across(K, N), range(K // 16))    # [kE; qg] @ S
-        self.added = umma.Product(K, N, A, of_X, steps, negated=True)          # -KT^T @ -X
-        self.on_X = umma.Product(2 * C, N, A, of_X, steps, negated=True)       # -[TB; A2] @ -X
+        self.added = umma.Product(K, N, A, of_X, steps, negated=minus)         # -KT^T @ -X
+        self.on_X = umma.Product(2 * C, N, A, of_X, steps, negated=minus)      # -[TB; A2] @ -X
         self.halves = K == 64                                                  # a thread has half of a row of S
         self.own_columns = N // 2 if self.halves else N                        # how many of its columns a thread has
         self.bytes_of_v = C * 2 * N                                            # in a chunk
@@ -65,18 +71,21 @@ class Consumer:
         chunk, states = Int32(0), Int32(0)                                     # chunks so far; states kept so far
         slot = Int32(self.fields.cta.v.offset)                                 # where rows of v of the chunk are
         warp, thread = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.thread_idx()[0]
-        walk, head = first_item(x.HV)
+        walk, head = first_item(c, x.HV)
         while walk < walks:
             begin, tokens, n, segment, is_transition = locate_walk(c, x, walk)
             steps = chunks_of(tokens)
             self.enter(x.h0, Int64(n) * x.HV + head, rank, thread, segment, is_transition)
             until = Int32(-1)                                                  # chunks to the next kept state; or none
-            if x.every > 0:
+            kept = Int64(0)
+            if cutlass.const_expr(c.keeps):
+                kept = self.kept_state(x, Int64(kept_places(c, x, walk)[1]) * x.HV + head, rank)
+            elif x.every > 0:
                 states, until = self.states_before(x, n), Int32(0)
             place = place_of_checkpoint(self.c, x, states, Int32(0), steps)
             to = x.response.toint() if is_transition else x.o.toint()
             element = (begin * x.HV + head) * c.V + rank * c.columns
-            item = WalkItem(head, tokens, element, to, is_transition)
+            item = WalkItem(head, tokens, element, to, kept, is_transition)
             if warp < 2:
                 self.load_v(x, shared, item, thread, 0, slot)
                 self.load_v(x, shared, item, thread, 1, self.next_slot(slot))
@@ -89,17 +98,15 @@ class Consumer:
                     if place >= 0:
                         self.store_state(x.pool + place, Int64(head), rank, thread, c.v_first)
                     place = place_of_checkpoint(self.c, x, states, i + 1, steps)
-                elif cutlass.const_expr(not c.cut):                            # or no state is requested
+                elif cutlass.const_expr(not c.cut and not c.keeps):            # or no state is requested
                     if until == 0:
                         self.store_state(x.h, Int64(states) * x.HV + head, rank, thread, c.v_first)
                         states, until = states + 1, x.every
                     until -= 1
                 self.step(x, shared, barriers, item, i, chunk, slot, steps, rank, warp, thread)
                 chunk, slot = chunk + 1, self.next_slot(slot)
-            if warp >= 2 and steps > 0:
-                O_THERE.sync()                                                 # both have read the one before
-                self.round_o(shared, warp, thread, chunk - 1)
-                self.store_o(x, shared, item, thread - 64, steps - 1)
+            if steps > 0:
+                self.store_results(x, item, steps - 1, chunk - 1, warp, thread)
             if cutlass.const_expr(c.cut):
                 number = Int64(n * x.segments + segment) * x.HV + head
                 if is_transition:
@@ -108,7 +115,7 @@ class Consumer:
                     self.store_state(x.ht, number, rank, thread, False)
             elif cutlass.const_expr(c.ht):
                 self.store_state(x.ht, Int64(n) * x.HV + head, rank, thread, c.v_first)
-            walk, head = next_item(walk, head, x.HV)
+            walk, head = next_item(c, walk, head, x.HV)
 
     @cute.jit
     def step(self, x, shared, barriers, item, i, chunk, slot, steps, rank, warp, thread):
@@ -122,9 +129,12 @@ class Consumer:
                 umma.multiply(self.on_state, self.out(chunk), base_desc, tile, self.fields.cta.S.offset, True)
                 umma.commit(barriers.out)
         if warp < 2:
+            self.load_v(x, shared, item, thread, i + 2, self.next_slot(self.next_slot(slot)))
+            if i > 0 and self.c.keeps:
+                self.store_results(x, item, i - 1, chunk - 1, warp, thread)
             wait(barriers.out, parity)
             umma.fence_after_thread_sync()
-            self.round_out(shared, slot, warp, thread, chunk)
+            self.round_X(shared, slot, warp, thread, chunk)
             self.wait_for_v()                                                  # rows of the next chunk and -X are there
             umma.fence_before_thread_sync()
             X_THERE.sync()
@@ -136,14 +146,14 @@ class Consumer:
                     umma.commit(barriers.added)
                 if i + 1 < steps:
                     self.issue_v(shared, chunk + 1, self.next_slot(slot))
-            self.load_v(x, shared, item, thread, i + 2, self.next_slot(self.next_slot(slot)))
         else:
             if i > 0:
-                self.round_o(shared, warp, thread, chunk - 1)
+                self.store_results(x, item, i - 1, chunk - 1, warp, thread)
+            if cutlass.const_expr(self.c.keeps):
+                if i & 1 == 0:
+                    self.keep_state(x, shared, item, thread - 64, i >> 1)
             umma.fence_before_thread_sync()
             X_THERE.arrive()
-            if i > 0:
-                self.store_o(x, shared, item, thread - 64, i - 1)
         wait(barriers.added, parity)
         umma.fence_after_thread_sync()
         arrive_at(field_at(shared + self.group_of(chunk), self.fields.group.empty), chunk & 1)
@@ -161,15 +171,42 @@ class Consumer:
         cute.arch.fence_proxy("async.shared", space="cta")
         STATE_ROUNDED.sync()
 
-    def round_o(self, shared, warp, thread, chunk):
-        """Warps 2 and 3 store o of a chunk to shared memory."""
-        self.round_out(shared, Int32(self.fields.cta.o.offset), warp, thread, chunk)
+    def kept_state(self, x, number, rank):
+        """Return the address of the CTA's columns of one of the states that are kept: a panel of an image."""
+        return x.h.toint() + (number * self.c.V + rank * self.c.columns) * (2 * self.c.K)
 
-    def round_out(self, shared, to, warp, thread, chunk):
-        """[-X; o], rounded, out of tensor memory, 16 rows a warp."""
+    def keep_state(self, x, shared, item, thread, number):
+        """Warps 2 and 3 store the state, rounded and as it lies, to where number `number` of the walk is kept.  Bulk
+        copies of tiles would hold up another one."""
+        to = in_global(item.kept + Int64(number) * x.HV * (2 * self.c.K * self.c.V), BFloat16) + thread * 8
+        source, turns = field_at(shared, self.fields.cta.S) + thread * 8, self.fields.cta.S.bytes // (64 * 16)
+        for first in range(0, turns, 4):
+            # redundant: ptxas would load all pieces ahead, and run out of registers
+            cute.arch.sync_warp()
+            for turn in range(first, first + 4):
+                copy_16_bytes(source + turn * 512, to + turn * 512)
+
+    @cute.jit
+    def store_results(self, x, item, i, chunk, warp, thread):
+        """Store chunk i of [r; o], rounded, out of tensor memory, 16 rows a warp: a lane has half of a row's piece."""
+        row, half, first = 16 * (warp & 1) + (thread & 15), thread >> 4 & 1, item.o
+        if cutlass.const_expr(self.c.keeps):
+            first = x.r.toint() if warp < 2 else item.o
+        if (warp < 2 and self.c.keeps) or (warp >= 2 and self.c.o):
+            for piece in cutlass.range_constexpr(0, self.c.columns, RESULT_PIECE):
+                # redundant: ptxas would mix the pieces, and run out of registers
+                cute.arch.sync_warp()
+                source = self.out(chunk) + piece + warp * umma.WARP_LANES
+                words = rounded(umma.load_halves(source, RESULT_PIECE // 2, RESULT_PIECE // 2, Uint32))
+                if i * C + row < item.tokens:
+                    element = item.element + (piece + half * (RESULT_PIECE // 2))
+                    store_32_bytes(self.row(first, element, i * C + row, x.HV), words)
+
+    def round_X(self, shared, to, warp, thread, chunk):
+        """Warps 0 and 1 store -X, rounded, out of tensor memory to shared memory, 16 rows each."""
         lane = thread & 31
         words = rounded(umma.load_fragments(self.out(chunk) + warp * umma.WARP_LANES, self.c.columns, Uint32))
-        row, piece = 16 * (warp & 1) + (lane & 15), lane >> 4
+        row, piece = 16 * warp + (lane & 15), lane >> 4
         place = (shared + to).toint() + self.swizzled(row, piece * 8, C)
         for pair in range(self.c.columns // 16):
             store_matrices(in_shared(place ^ pair * 32), words[4 * pair : 4 * pair + 4])
@@ -237,25 +274,12 @@ class Consumer:
                     store(cute.recast_ptr(to, dtype=Int32), [Int32(0)] * 4)
                 else:
                     copy_16_bytes_later(self.row(x.v.toint(), item.element + piece * 8, token, x.HV), to)
-        # redundant: except in a step; before the first one, all groups are waited for
         cute.arch.cp_async_commit_group()
 
     def wait_for_v(self):
         """Wait until this thread's rows of the next chunk are there, for products."""
-        # redundant: except in a step; before the first one, rows of the second chunk could still be in flight
-        cute.arch.cp_async_wait_group(0)
+        cute.arch.cp_async_wait_group(1)                                       # those behind them may come later
         cute.arch.fence_proxy("async.shared", space="cta")
-
-    @cute.jit
-    def store_o(self, x, shared, item, thread, i):
-        """Warps 2 and 3 store rows of o from shared memory, as whole lines, once both have written it."""
-        O_THERE.sync()
-        for j in cutlass.range_constexpr(self.c.columns // 16):
-            row, piece = self.own_piece(thread, j)
-            if i * C + row < item.tokens:
-                to = self.row(item.o, item.element + piece * 8, i * C + row, x.HV)
-                source = field_at(shared, self.fields.cta.o) + self.swizzled(row, piece * 8, C) // 2
-                copy_16_bytes(source, in_global(to, BFloat16))
 
     def row(self, first, element, token, HV):
         """Return the address in what begins at `first`, v or o, `token` rows below `element`."""
@@ -322,3 +346,9 @@ class Consumer:
         """Return where rows of v of the next chunk are, in the ring of AHEAD."""
         first, after = self.fields.cta.v.offset, slot + self.bytes_of_v
         return Int32(first) if after == first + AHEAD * self.bytes_of_v else after
+
+
+def store_32_bytes(address, words):
+    """Eight words to global memory, by one instruction, which brings a whole sector."""
+    found = ", ".join(f"{{$r{i + 1}}}" for i in range(8))
+    cute.arch.inline_ptx(f"st.global.v8.b32 [{{$r0}}], {{{found}}};", read_only_args=[address, *words])

@@ -11,8 +11,7 @@ So two products stand between a state and the next one, and o is behind them.
 
   warps  role     does
   0-3    CHAIN    has S (K, V / 2) in tensor memory, a thread a row of 128 or half of a row of 64.  warp 0: issues
-                  products; warps 0, 1: X, and rows of v two chunks ahead; warps 2, 3: o of the chunk before, to
-                  global memory
+                  products; warps 0, 1: X, and rows of v two chunks ahead; warps 2, 3: o of the chunk before
   4-11   PREPARE  chunks 4 i + rank, into stage rank;  of the eight, warps 0-3: the product of pairs (warp 0 the
                   inverse, warps 2, 3 A2), warps 4-7: KT, and the tile to both CHAINs
   12-19  PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
@@ -22,34 +21,41 @@ that enters the sequence), and, except for the first segment, with v = 0 from th
 `response`, the rows of o of a state that enters the segment, and M, by which that state is multiplied.
 common/cute/compose.py goes from state to state, fwd/join.py adds what o has of them.
 
+`keeps`, of a call whose gradients are recorded: a cluster walks over one sequence, found in the table of segments, and
+tiles, r and states go to memory with the bits that fwd/operands.py and fwd/record.py give them.
+
 Chunks are counted through all that a cluster walks over: chunk c is in stage c mod 4, which group (c >> 1) & 1 of CTA
 c & 1 fills.  PREPAREs of a cluster's next sequence do not wait for the end of the one before.
 
-  pipeline, barrier       arrivals                     waits                    says
-  full, each stage        1 of PREPARE with the bytes  CHAIN                    a tile is there: kE, qg, KT, A2,
-                          of the copy, its warp 4; in                           2^gc_last
-                          its own CTA without bytes
-  out                     1 of CHAIN, a commit         CHAIN                    -X is there, S was read
-  added                   1 of CHAIN, a commit         CHAIN                    S has KT^T @ X, o is there; X and the
+  pipeline, barrier       arrivals                              waits           says
+  full, each stage        1 of PREPARE with the bytes of the    CHAIN           a tile is there: kE, qg, KT, A2,
+                          copy, its warp 4; in its own CTA                      2^gc_last
+                          without bytes
+  out                     1 of CHAIN, a commit                  CHAIN           -X is there, S was read
+  added                   1 of CHAIN, a commit                  CHAIN           S has KT^T @ X, o is there; X and the
                                                                                 tile were read
-  empty, each group       8 of CHAIN, a lane of each   PREPARE                  no warp reads the stage any more; the
-                          warp of both CTAs, in the                             copy is done
-                          CTA that makes the stage's
-                          tiles
-  pairs_done, each group  1 of PREPARE, a commit       PREPARE                  the product of pairs is there
-  KT_done, each group     1 of PREPARE, a commit       PREPARE                  KT is in tensor memory
-  STATE_ROUNDED           128                          CHAIN                    S is in shared memory, 2^gc_last S in
+  empty, each group       8 of CHAIN, a lane of each warp of    PREPARE         no warp reads the stage any more; the
+                          both CTAs, in the CTA that makes the                  copy is done
+                          stage's tiles; 1 of PREPARE, a lane
+                          of its warp 4, where tiles are kept:
+                          the copy to memory has read it, too
+  pairs_done, each group  1 of PREPARE, a commit                PREPARE         the product of pairs is there
+  KT_done, each group     1 of PREPARE, a commit                PREPARE         KT is in tensor memory
+  STATE_ROUNDED           128                                   CHAIN           S is in shared memory, 2^gc_last S in
                                                                                 tensor memory; first: rows of v are
-  X_THERE                 128                          CHAIN                    for warps 0 and 1: -X is in shared
+  X_THERE                 128                                   CHAIN           for warps 0 and 1: -X is in shared
                                                                                 memory, and rows of v of the next chunk;
                                                                                 warps 2 and 3 arrive: o of the chunk
                                                                                 before was read from tensor memory
-  O_THERE                 64                           warps 2, 3 of CHAIN      o is in shared memory
-  GROUP                   256, of each group           PREPARE                  as barrier 0 of fwd/operands.py
-  GROUP_FIRST_FOUR        128, of each group           warps 0 to 3 of PREPARE  A_kk is there; TB is
-  GROUP_LAST_SIX          192, of each group           warps 2 to 7 of PREPARE  KT and A2 are in the tile, for warp 4
+  GROUP                   256, of each group                    PREPARE         as barrier 0 of fwd/operands.py
+  GROUP_FIRST_FOUR        128, of each group                    warps 0 to 3    A_kk is there; TB is
+                                                                of PREPARE
+  GROUP_TILE              256, of each group                    PREPARE         where one product makes pairs, for warps
+                                                                                0 and 4: kE, qg, kg are there
+  GROUP_LAST_SIX          192, of each group                    warps 2 to 7    KT and A2 are in the tile, for warp 4
+                                                                of PREPARE
 
-  shared memory: configs.shared_memory, 226 KiB, or 124 of K = 64;  tensor memory: configs.Columns, all there are
+  shared memory: configs.shared_memory, 222 KiB, or 122 of K = 64;  tensor memory: configs.Columns, all there are
   allocated, so that they begin at 0.  A product of M = 64 rows takes half the lanes of its columns.
 """
 
@@ -60,11 +66,11 @@ from cutlass.memory import SmemAllocator
 
 from ...common.cute.barriers import initialise, mbarriers_among
 from ...common.cute.copies import field_at, fields_at, store
-from ...common.cute.entry import Entry, permit_early_launch
-from ...common.cute.segments import locate_sequence
+from ...common.cute.entry import Entry, permit_early_launch, wait_for_the_kernel_before
 from ...common.cute.tile import C, swizzle_128B
-from ..configs import CTA_PIPELINES, CTAS, FIRST_PRODUCER, GROUP_PIPELINES, GROUPS, TMEM, FusedConfig
+from ..configs import CTA_PIPELINES, CTAS, FIRST_PRODUCER, GROUPS, TMEM, FusedConfig
 from ..parts import umma
+from ..parts.walks import end_of_sequences
 from .chain import Consumer
 from .prepare import Producer
 
@@ -78,6 +84,8 @@ class Fused(Entry):
     def kernel(self, x):
         if cutlass.const_expr(self.c.cut):
             permit_early_launch()                                              # for compose: all clusters are there
+        if cutlass.const_expr(self.c.pdl):
+            wait_for_the_kernel_before()
         rank, warp = cute.arch.block_idx()[0] % CTAS, cute.arch.make_warp_uniform(cute.arch.warp_idx())
         struct = self.c.struct
         shared = SmemAllocator().allocate_array(Uint8, struct.end, byte_alignment=1024)
@@ -99,9 +107,8 @@ class Fused(Entry):
             self.consumer.walk(x, shared, barriers, walks, rank)
         else:
             self.producer.produce(x, shared, barriers, walks, rank)
-            if cutlass.const_expr(self.c.offsets):
-                begin, tokens = locate_sequence(self.c.offsets, x, x.N - 1)
-                self.producer.clear(x, begin + tokens)
+            if cutlass.const_expr(self.c.packed):
+                self.producer.clear(x, end_of_sequences(self.c, x))
         umma.fence_before_thread_sync()
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
@@ -113,15 +120,16 @@ class Fused(Entry):
         initialise(barriers, CTA_PIPELINES)
         for group in range(GROUPS):
             s = fields_at(shared + group * self.c.memory.group.bytes, self.c.memory.group)
-            initialise(s, GROUP_PIPELINES)
+            initialise(s, self.c.group_pipelines)
         cute.arch.mbarrier_init_fence()
 
     @cute.jit
     def store_minus_one(self, to):
-        """[-1; 0] (2 C, C), across: row j of 2 C elements has -1 at j."""
+        """[-1; 0] (2 C, C), across: row j of 2 C elements has -1 at j; 1 where X is not negated."""
+        found = Float32(1.0 if self.c.keeps else -1.0)
         row, piece = cute.arch.thread_idx()[0] >> 3, cute.arch.thread_idx()[0] & 7
         if row < C:
-            one = [Float32(-1.0) if piece * 8 + e == row else Float32(0.0) for e in range(8)]
+            one = [found if piece * 8 + e == row else Float32(0.0) for e in range(8)]
             store(to + swizzle_128B(row, piece * 8, C) // 2, one)
         # redundant: each product that reads this also follows the proxy fence of rows of v
         cute.arch.fence_proxy("async.shared", space="cta")

@@ -60,8 +60,8 @@ class Operands(ChunkEntry):
         self.tile = config.tile
         known = SimpleNamespace(KG=self.tile.KT, decay=self.tile.decay)
         self.rows = Rows(config, self.team, self.tensor_core, known, negated_kE=True)
-        self.channels = config.K // 4                                          # channels of KT that a warp has
         self.inverse = Inverse(False, lambda column, row: swizzle_128B(column, row, C), strict=True)
+        self.multiplied = Multiplied(self.team, config.K)
 
     def warp(self):
         return self.team.warp()
@@ -115,9 +115,9 @@ class Operands(ChunkEntry):
             self.send(to, tile, 0, self.tile.KT.offset)
         self.team.meet()                                                       # T' is there
         if warp >= 4:
-            self.make_KT(field_at(tile, self.tile.KT), TA, warp - 4)
+            self.multiplied.make_KT(field_at(tile, self.tile.KT), TA, warp - 4)
         elif warp >= 2:
-            self.make_A2(acc, TA, b, warp - 2)
+            self.multiplied.make_A2(acc, TA, b, warp - 2)
         elif warp == 1:
             umma.free(c.columns, load_one(s.tmem))
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -132,6 +132,13 @@ class Operands(ChunkEntry):
             bulk_store(to + begin, tile + begin, end - begin)
             # redundant: the first one; otherwise those bytes belong to the second group, which is waited for as well
             cute.arch.cp_async_bulk_commit_group()
+
+
+class Multiplied:
+    """KT and A2, multiplied by T' ahead of time."""
+
+    def __init__(self, team, K: int):
+        self.team, self.channels = team, K // 4                                # channels of KT that a warp has
 
     def make_KT(self, KG, TA, warp):
         """Store T'^T @ KG over KG, `channels` each warp."""

@@ -33,6 +33,10 @@ class TensorCore:
     def one_product(self, acc, phase):
         """Warps 0 to 3 compute [k; q] @ k^T under decays."""
         self.issue_blocks()
+        self.take_one_product(acc, phase)
+
+    def take_one_product(self, acc, phase):
+        """What was issued."""
         self.wait(phase)
         self.load(acc, 0)
 

@@ -41,7 +41,7 @@ class Walker(Entry):
         self.own_columns = K * V // (32 * STATE_WARPS)                         # how many of its columns a thread has
         self.piece = min(PIECE, self.own_columns)
         self.image = 2 * K * V                                                 # bytes
-        self.pieces = V // 8                                                   # of a row of v
+        self.pieces = V // 8                                                   # pieces of a row of v
 
     @cute.jit
     def set_up(self):

@@ -6,7 +6,7 @@ from cutlass import Uint32
 from ...common.cute import teams
 from ...common.cute.copies import field_at, load_one
 from ...common.cute.tile import WARPS
-from ..configs import FIRST_PRODUCER, GROUP, GROUP_FIRST_FOUR, GROUP_LAST_SIX, FusedConfig
+from ..configs import FIRST_PRODUCER, GROUP, GROUP_FIRST_FOUR, GROUP_LAST_SIX, GROUP_TILE, FusedConfig
 from . import umma
 
 
@@ -77,6 +77,14 @@ class MakerGroup:
 
     def meet_last_six(self):
         GROUP_LAST_SIX.sync(self.number())
+
+    @cute.jit
+    def meet_for_tile(self, waits):
+        """Meet where only `waits`, one warp, has to wait."""
+        if waits:
+            GROUP_TILE.sync(self.number())
+        else:
+            GROUP_TILE.arrive(self.number())
 
     def arrive_for_last_six(self):
         GROUP_LAST_SIX.arrive(self.number())

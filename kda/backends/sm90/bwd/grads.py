@@ -61,7 +61,6 @@ class Math(GradRows):
     """MATH: a warpgroup for each panel of channels.  Two make G1 and G2, one each; one makes both."""
 
     states_stand = True
-    early = False
     loads_ahead = True
 
     def panel(self):

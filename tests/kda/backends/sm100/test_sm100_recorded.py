@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from cute_calls import reads_nothing_before_the_kernel_ahead_is_done, rows_of
+from cute_calls import kept_and_made_again, reads_nothing_before_the_kernel_ahead_is_done, rows_of
 from kernel_faults import plant
 from sm100_faults import RECORDED as FAULTS
 
@@ -16,9 +16,18 @@ from kda.backends.common.cute.configs import ChunkTable, SegmentTable, chunk_opt
 from kda.backends.common.cute.tile import C, decay_index, swizzle_128B
 from kda.backends.common.routine import Draft
 from kda.backends.common.tensors import INPUTS, ROWS, inputs_in_memory
-from kda.backends.sm100 import launch
+from kda.backends.common.training_plan import NO_CLUSTERS
+from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.capability import ARCHS
-from kda.backends.sm100.configs import TMEM, OperandsConfig, RecordConfig, WalkConfig, record_tile
+from kda.backends.sm100.configs import (
+    CTAS,
+    TMEM,
+    KeepingConfig,
+    OperandsConfig,
+    RecordConfig,
+    WalkConfig,
+    record_tile,
+)
 from kda.model.problem import Problem
 from kda.model.stages import LOG2_E
 from kda.tools.verify.cases import make_inputs
@@ -139,6 +148,10 @@ def decoded(tiles, chunks, HV, K):
 
 def operands_config(case):
     return OperandsConfig(**chunk_options(case.problem()), packed=case.spec.lengths is not None)
+
+
+def keeping_config(case):
+    return plan.keeping_config(case.problem(), plan.PAIRS, True)
 
 
 def chunk_table(case):
@@ -501,6 +514,88 @@ def test_states_are_zero_and_left_out_unless_requested(K):
     assert distance(dh, states(back, leaving)) < BUDGET and distance(dh0, both(back, 0)) < BUDGET
 
 
+def kept_of(case, h0=None, v_first=False, dtype="float32", o=True, **options):
+    """Return what the one kernel keeps and returns: tiles, o, r, h and ht, and the Run."""
+    p, places, packed = case.problem(), places_of(case), case.spec.lengths is not None
+    chunks = len(chunk_table(case)) if packed else places.numbers["chunks"] * p.B
+    tiles = torch.full((chunks * p.HV * record_tile(p.K).bytes,), 0xFF, dtype=torch.uint8)
+    config = KeepingConfig(
+        **chunk_options(p), offsets=None, h0=None if h0 is None else dtype, ht=True, v_first=v_first, packed=packed, o=o
+    )
+    out, r = (fresh(p.B, p.T, p.HV, p.V, dtype=torch.bfloat16) for _ in range(2))
+    h, ends = fresh(places.states, p.HV, p.K, p.V, dtype=torch.bfloat16), fresh(p.N, p.HV, p.K, p.V)
+    x = {name: y for name, y in zip(INPUTS, inputs_in_memory(case.inputs)) if name in (*ROWS, "v")}
+    begins, numbers = given(h0, v_first, getattr(torch, dtype)), {n: places.numbers[n] for n in ("T", "chunks", "HV")}
+    run = launched(
+        config, (CTAS, p.HV, p.N),
+        dict(numbers, N=p.N, H=p.H, scale=p.scale, lower_bound=p.lower_bound or 0.0),
+        dict(x, h0=begins, o=out, ht=ends, tiles=tiles, r=r, h=h, segment_table=places.table), **options,
+    )
+    return tiles, out, r, kept(h), state_of(ends, v_first), run
+
+
+def one_kernel_is_right(case, o=True, v_first=False, dtype="float32", **options):
+    """The one kernel has the bits of operands and record, which other tests hold against formulas."""
+    h0 = case.inputs.initial_state.to(getattr(torch, dtype)).double()
+    expected, cleared, _ = operands_of(case)
+    states = dict(h0=h0, v_first=v_first, dtype=dtype, o=o)
+    tiles, *found = kept_of(case, **states, **options)[:-1]
+    results = record_of(case, expected, **states)[:4]
+    assert torch.equal(tiles, expected)
+    assert torch.equal(found[0].nan_to_num(), (results[0] if o else cleared).nan_to_num())
+    assert all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(found[1:], results[1:]))
+    assert found[0][cleared == 0].eq(0).all()
+
+
+KEPT = {
+    "stages used several times, GVA": dict(T=230, HV=2),
+    "packed": dict(HV=2, **RAGGED),
+    "one token": dict(T=1),
+    "a batch, gates that forget": dict(T=70, B=2, regime="fast"),
+    "softplus": dict(T=140, gate="softplus"),
+    "decays given, no norms, given beta": dict(T=70, gate="given", l2norm=False, beta="given"),
+    "sequences of no tokens": dict(lengths=(0, 0), padding=20),
+}
+
+
+@rows_of(KEPT, "packed", commit=["softplus", "stages used several times, GVA"])
+def test_one_kernel_keeps_the_bits_of_operands_and_record(name):
+    one_kernel_is_right(case_of(**KEPT[name]))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("options", [dict(o=False), dict(v_first=True, dtype="bfloat16")], ids=str)
+def test_so_it_does_without_o_and_with_other_states(options):
+    one_kernel_is_right(case_of(T=70, HV=2), **options)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("keep", [True, "states"])
+@pytest.mark.parametrize("rows", [dict(T=140), dict(padding=9, HV=2, **{"lengths": RAGGED["lengths"]})], ids=str)
+def test_gradients_have_the_same_bits_whatever_kept_or_made_again_what_they_read(rows, keep, force):
+    found = []
+    for form in ("one kernel", "two kernels"):
+        force(form=form)
+        found += kept_and_made_again(case_of(**rows), "sm100", keep)
+    assert all(torch.equal(one[name], found[1][name]) for one in found for name in found[1])
+
+
+def problem(words):
+    gate = "" if "softplus" in words else "bounded"
+    return Problem.parse(f"bfloat16 l2norm beta=sigmoid K=128 V=128 {gate} backward {words}")
+
+
+@pytest.mark.parametrize("words, one", {
+    "T=8192 H=64": True, "T=8192 H=32": True, "T=8192 H=96": False, "T=8192 H=16": False, "T=8192 H=148": True,
+    "T=8192 H=64 softplus": True, "T=8192 H=8 batch_invariant=true": False, "T=16384 H=32 N=2 packed": True,
+    "T=8192 H=64 N=0 packed": False,
+}.items())
+def test_one_kernel_keeps_where_it_is_predicted_to_be_faster(words, one, force):
+    force()
+    found = getattr(plan.training_plan(problem(words), 148).making, "clusters", NO_CLUSTERS)
+    assert found == (plan.PAIRS if one else NO_CLUSTERS)
+
+
 CUT = {
     "GVA, the last segment of six tokens": dict(T=134, HV=2),
     "a batch": dict(T=70, B=2),
@@ -573,6 +668,12 @@ def test_any_order_of_warps_gives_the_same_bits(K, order):
             assert x is None or torch.equal(x.nan_to_num(), y.nan_to_num())
 
 
+@pytest.mark.spread(every=5, first=2)
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_any_order_of_warps_keeps_the_same_bits_in_one_kernel(order):
+    one_kernel_is_right(case_of(lengths=(130, 0, 1, 33), padding=9, HV=2), **order)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("gate", ["softplus", "given"])
 @pytest.mark.parametrize("order", ORDERS, ids=str)
@@ -592,6 +693,8 @@ WAYS = {
     "segments": lambda kinds: up_of_segments_is_right(case_of(T=134), kinds=kinds),
     "up, 64": lambda kinds: up_is_right(case_of(T=200, **SMALL), kinds=kinds),
     "back, 64": lambda kinds: back_is_right(case_of(T=200, **SMALL), kinds=kinds),
+    "one kernel": lambda kinds: one_kernel_is_right(case_of(T=390), kinds=kinds),
+    "one kernel, packed": lambda kinds: one_kernel_is_right(case_of(HV=2, **RAGGED), kinds=kinds),
 }
 
 
@@ -647,12 +750,13 @@ def test_no_kernel_spills(arch):
     assert len(found) > 6 and not [config for config in found if kernel(config, arch).spills]
 
 
-CTAS = {                                     # with how many of them an SM has room for
+OF_SM = {                                    # with how many of them an SM has room for
     "operands": (operands_config(case_of(T=1)), 3),
     "operands of any gate": (operands_config(case_of(T=1, gate="softplus")), 2),
     "record": (RecordConfig(False, "sequences", "float32", True, False), 1),
     "record without an initial state": (RecordConfig(False, "sequences", None, True, False), 1),
     "walk": (WalkConfig(False, "sequences", True, "float32", False), 1),
+    "one kernel": (keeping_config(case_of(T=1)), 1),
     "walk without an initial state": (WalkConfig(False, "sequences", True, None, False), 1),
     "operands of 64 channels": (operands_config(case_of(T=1, **SMALL)), 5),
     "operands of any gate of 64 channels": (operands_config(case_of(T=1, gate="softplus", **SMALL)), 4),
@@ -661,25 +765,25 @@ CTAS = {                                     # with how many of them an SM has r
 }
 
 
-@rows_of(CTAS, "operands", "record", "walk", commit=["operands of any gate"])
+@rows_of(OF_SM, "operands", "record", "walk", "one kernel", commit=["operands of any gate"])
 def test_an_sm_has_room_for_as_many_ctas_as_configurations_say(name):
-    config, ctas = CTAS[name]
+    config, ctas = OF_SM[name]
     assert ctas * config.threads * kernel(config).registers <= 65536 and not kernel(config).spills
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", CTAS)
+@pytest.mark.parametrize("name", OF_SM)
 def test_so_has_an_sm_of_jetson_thor(name):
     """A kernel takes other registers there."""
-    config, ctas = CTAS[name]
+    config, ctas = OF_SM[name]
     assert ctas * config.threads * kernel(config, "sm110").registers <= 65536
 
 
 def test_memory_is_what_configurations_say():
-    assert all(ctas * config.threads <= CHIPS[110].threads_sm for config, ctas in CTAS.values())
-    assert all(ctas * (config.shared + 1024) <= SHARED_OF_SM for config, ctas in CTAS.values())
-    assert all(ctas * config.columns <= TMEM for name, (config, ctas) in CTAS.items() if name.startswith("operands"))
-    walks = [(config, ctas) for config, ctas in CTAS.values() if isinstance(config, RecordConfig | WalkConfig)]
+    assert all(ctas * config.threads <= CHIPS[110].threads_sm for config, ctas in OF_SM.values())
+    assert all(ctas * (config.shared + 1024) <= SHARED_OF_SM for config, ctas in OF_SM.values())
+    assert all(ctas * config.columns <= TMEM for name, (config, ctas) in OF_SM.items() if name.startswith("operands"))
+    walks = [(config, ctas) for config, ctas in OF_SM.values() if isinstance(config, RecordConfig | WalkConfig)]
     assert all(config.tmem.end <= config.allocated and ctas * config.allocated <= TMEM for config, ctas in walks)
 
 
@@ -687,3 +791,29 @@ def test_operands_read_nothing_before_the_tables_are_there():
     config = operands_config(case_of(HV=2, **RAGGED))
     assert config.pdl
     reads_nothing_before_the_kernel_ahead_is_done(kernel(config))
+
+
+@pytest.mark.exhaustive
+def test_nor_does_the_one_kernel():
+    config = keeping_config(case_of(HV=2, **RAGGED))
+    assert config.pdl
+    reads_nothing_before_the_kernel_ahead_is_done(kernel(config))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_one_kernel_spills_8_bytes_at_most_and_96_where_one_product_is_not_enough(arch):
+    found = {}
+    for words in GATES[:: 1 if arch == "sm100" else 3]:
+        for packed in FLAGS:
+            p = Problem.parse(f"K=128 V=128 bfloat16 {words} H=1 HV=3 {'packed' * packed}")
+            config = plan.keeping_config(p, plan.PAIRS, True)
+            found[config] = kernel(config, arch).spills
+    assert all(spills <= (8 if config.one_product else 96) for config, spills in found.items()), found
+
+
+def test_a_kept_tile_lies_as_operands_leaves_it():
+    tile, kept = keeping_config(case_of(T=1)).memory.tile, record_tile(128)
+    assert (tile.bytes, tile.end) == (kept.bytes, kept.end)
+    assert [field[2:] for field in tile.fields.values()] == [field[2:] for field in kept.fields.values()]
+    assert [field.shape for field in tile.fields.values()] == [field.shape for field in kept.fields.values()]

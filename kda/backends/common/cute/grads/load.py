@@ -28,7 +28,8 @@ class Loader:
 
     def __init__(self, config: GradsOptions):
         self.c = config
-        self.pieces = config.K // 8                                            # pieces of a row: 8 or 16
+        self.pieces = config.pieces                                            # of a row at a time
+        self.parts = config.K // 8 // self.pieces                              # as many of a row, one after the other
         self.apart = LOADERS // self.pieces
         self.passes = TOKENS // self.apart
 
@@ -140,10 +141,14 @@ class Loader:
         for j in range(self.passes):
             row = last_token(thread // self.pieces + self.apart * j, tokens)
             address = fast.row((source + first).toint() + (thread & self.pieces - 1) * 16, row, stride * Int32(2))
-            copy_16_bytes_later(address, to + self.place_of_piece(thread, j, rows))
+            place = to + self.place_of_piece(thread, j, rows)
+            copy_16_bytes_later(address, place)
+            for n in range(1, self.parts):
+                copy_16_bytes_later(address + n * self.pieces * 16, place + n * (rows * 64))
 
     def place_of_piece(self, thread, j: int, rows: int = TOKENS):
-        """Elements to a thread's piece of its j-th token, in panels of so many rows."""
+        """Elements to a thread's piece of its j-th token, in panels of so many rows; those of further parts of the row
+        are in the panels behind it."""
         piece, first = thread & self.pieces - 1, thread >> self.pieces.bit_length() - 1
         row = position(first) + position(self.apart * j)
         return (piece >> 3) * (rows * 64) + row * 64 + (piece & 7 ^ row & 7) * 8
@@ -185,6 +190,13 @@ class Loader:
             if tokens < TOKENS:
                 self.end_gates(self.field(self.rows_at(s, i), "g"), tokens)
         LOAD.sync()                                                            # all threads' rows are there
+        self.make_norms(s, i, of_tokens, tokens)
+        cute.arch.mbarrier_arrive(s.rows_full + (i & 1))
+
+    @cute.jit
+    def make_norms(self, s, i, of_tokens, tokens):
+        """1 / |q| and 1 / |k| of each token."""
+        thread, token = self.thread(), self.thread() & TOKENS - 1
         factor = Float32(1.0)
         if cutlass.const_expr(self.c.norm):
             row, total = position(token), [Float32(0.0)] * 4
@@ -194,8 +206,7 @@ class Loader:
                 for e in cutlass.range_constexpr(8):
                     total[e % 4] = total[e % 4] + each[e] * each[e]
             factor = fast.rsqrt((total[0] + total[1]) + (total[2] + total[3]) + Float32(fast.NORM_EPS))
-        of_tokens[thread] = factor if real else Float32(0.0)
-        cute.arch.mbarrier_arrive(s.rows_full + (i & 1))
+        of_tokens[thread] = factor if token < tokens else Float32(0.0)
 
     @cute.jit
     def end_gates(self, rows, tokens):
@@ -203,7 +214,8 @@ class Loader:
         thread = self.thread_again()
         for j in cutlass.range_constexpr(self.passes):
             if thread // self.pieces + self.apart * j >= tokens:
-                store(rows + self.place_of_piece(thread, j), [Float32(self.c.of_no_token)] * 8)
+                for n in cutlass.range_constexpr(self.parts):
+                    store(rows + self.place_of_piece(thread, j) + n * (TOKENS * 64), [Float32(self.c.of_no_token)] * 8)
 
     @cute.jit
     def store_results(self, x, s, place, i):
@@ -217,7 +229,10 @@ class Loader:
                 row = thread // self.pieces + self.apart * j
                 if row < tokens:
                     source = self.field(rows, field) + self.place_of_piece(thread, j)
-                    copy_16_bytes(source, self.row_of(to, begin, head, row, x.HV))
+                    target = self.row_of(to, begin, head, row, x.HV)
+                    copy_16_bytes(source, target)
+                    for n in cutlass.range_constexpr(1, self.parts):
+                        copy_16_bytes(source + n * (TOKENS * 64), target + n * self.pieces * 8)
 
     def row_of(self, to, begin, head, row, HV):
         """A thread's piece of a row of a result."""
@@ -233,7 +248,8 @@ class Loader:
             for j in cutlass.range_constexpr(self.passes):
                 row = thread // self.pieces + self.apart * j
                 if row < tokens:
-                    store(self.row_of(to, begin, head, row, x.HV), [zero] * 8)
+                    for n in cutlass.range_constexpr(self.parts):
+                        store(self.row_of(to, begin, head, row, x.HV) + n * self.pieces * 8, [zero] * 8)
         if thread < tokens:
             store(x.dbeta + (begin + thread) * x.HV + head, [zero])
             if cutlass.const_expr(self.c.per_head):

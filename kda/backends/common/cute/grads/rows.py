@@ -42,13 +42,10 @@ class GradRows:
       own_rows_of_state(step)              elements to a lane's row of four 8 x 8 matrices of a state, of the warp's
                                            channels and 16 columns
       states_stand                         whether the rows of a state are columns, not channels
-      early                                whether dqn and dkn are made together with what gates gain, or when they are
-                                           stored: whichever spills less
       loads_ahead                          whether sums over channels hide the last loads, which takes registers
     """
 
     states_stand: bool
-    early: bool
     loads_ahead: bool
 
     def __init__(self, config: GradsOptions):
@@ -62,10 +59,6 @@ class GradRows:
     def ask_again(self, s, i, place, channel):
         """What is known of the item and of the lane's channels, before the last steps."""
         return place, channel
-
-    def powers_of_step(self, powers, b: int):
-        """2^x of step b, whose 2^-x is their reciprocal: kept as well, it would take 32 registers more."""
-        return powers[8 * b : 8 * b + 8]
 
     def thread(self):
         return cute.arch.thread_idx()[0]
@@ -217,14 +210,18 @@ class GradRows:
                 compute_words_now(packed)
                 for w in cutlass.range_constexpr(4):
                     words[n][4 * b + w] = packed[w]
+        return powers, self.ratios(middle, total)
+
+    def ratios(self, middle, total):
+        """Factors from middle to middle, of the sums of each block's first half, and of all of it."""
         ratio = []
-        for r in cutlass.range_constexpr(HALVES):
+        for r in range(HALVES):
             steps = [middle[r][0]]
-            for b in cutlass.range_constexpr(1, self.blocks):
+            for b in range(1, self.blocks):
                 steps.append((total[r][b - 1] - middle[r][b - 1]) + middle[r][b])
             steps.append(total[r][-1] - middle[r][-1])
             ratio.append([fast.exp2(step) for step in steps])
-        return powers, ratio
+        return ratio
 
     @cute.jit
     def place_in_block(self, of_lane):
@@ -259,12 +256,8 @@ class GradRows:
 
     def enter_down(self, down, Kd, ratio, through_state):
         """dh r^T, counted from the last block's middle; returns what passes through the state to every token's gate."""
-        through, flat, of_step = [], cute.coalesce(down), []
-        for b in range(STEPS):
-            weight, of_halves = self.unpacked(Kd, b), [Float32(0.0)] * HALVES
-            for j in range(8):
-                of_halves[j // 2 % 2] = of_halves[j // 2 % 2] + weight[j] * flat[8 * b + j]
-            of_step.append(of_halves)
+        through, flat = [], cute.coalesce(down)
+        of_step = [self.sums_of_step(Kd, flat, b) for b in range(STEPS)]
         for r in range(HALVES):
             factor, found = ratio[r][self.blocks], Float32(0.0)
             for n in range(STEPS):
@@ -278,6 +271,13 @@ class GradRows:
             through.append(found + factor * through_state[r])                  # now it is 2^gc_last
         self.times_halves(down, [ratio[r][self.blocks] for r in range(HALVES)])
         return through
+
+    def sums_of_step(self, Kd, flat, b: int):
+        """What a lane has of sums over step b of an operand times an accumulator, of both halves."""
+        weight, of_halves = self.unpacked(Kd, b), [Float32(0.0)] * HALVES
+        for j in range(8):
+            of_halves[j // 2 % 2] = of_halves[j // 2 % 2] + weight[j] * flat[8 * b + j]
+        return of_halves
 
     def times_halves(self, acc, factors):
         """Multiply the channels of both halves by `factors`."""
@@ -305,14 +305,11 @@ class GradRows:
     def gains_and_sums(self, x, s, of_tokens, powers, up1, up2, down, Qu, Ku, Kd):
         """What each token's gate gains of its row; and for `share_sums`, where in shared memory the lane's share is,
         and what the lane has of training.GradsOptions.sums."""
-        lane, gains, wanted = self.lane(), [None] * 32, self.c.sums
-        of_warp = cute.recast_ptr(s.G, dtype=Float32) + self.warp() * (len(wanted) * TOKENS)
-        to = of_warp + ((lane >> 3) * STEP + EACH * (lane & 3) + (lane >> 1 & 2))
+        to, gains, wanted = self.place_of_sums(s), [None] * 32, self.c.sums
         flat = [cute.coalesce(acc) for acc in (up1, up2, down)]
         words = [cute.recast_tensor(cute.coalesce(operand), Uint32) for operand in (Qu, Ku, Kd)]
         sums = [[Float32(0.0)] * (TOKENS // EACH) for _ in wanted]
         for b in range(STEPS):
-            factors, of_step = self.factors(x, of_tokens, b), self.powers_of_step(powers, b)
             for w in range(4):                                                 # two tokens of a channel at a time
                 weight = [both_halves(of_operand[4 * b + w]) for of_operand in words]
                 for e in range(2):
@@ -322,9 +319,12 @@ class GradRows:
                     gains[i] = (row[0] + row[1]) - row[2]
                     for n in range(len(wanted)):
                         sums[n][EACH * b + t] = sums[n][EACH * b + t] + row[n - len(wanted)]
-                    if self.early:
-                        self.gradients_of_rows(flat, i, of_step[2 * w + e], factors, t)
         return gains, (to, sums)
+
+    def place_of_sums(self, s):
+        lane = self.lane()
+        of_warp = cute.recast_ptr(s.G, dtype=Float32) + self.warp() * (len(self.c.sums) * TOKENS)
+        return of_warp + ((lane >> 3) * STEP + EACH * (lane & 3) + (lane >> 1 & 2))
 
     def share_sums(self, to, sums):
         """Store what a warp's 16 channels have of sums in shared memory, where G was: (warps, sums, tokens)."""
@@ -411,11 +411,7 @@ class GradRows:
                     t = EACH - 1 - m
                     gain = gains[at_element(b, r, t)]
                     sums[t] = gain + sums[t + 1] if cutlass.const_expr(m > 0) else gain
-                beside = neighbour(sums[0], 1)
-                half = sums[0] + beside
-                other = neighbour(half, 2)
-                after = later[r] + (beside if a & 1 == 0 else Float32(0.0)) + (other if a < 2 else Float32(0.0))
-                later[r] = later[r] + (half + other)
+                after, later[r] = self.after_tokens(a, later[r], sums[0])
                 for t in cutlass.range_constexpr(EACH):
                     j = at_element(0, r, t)
                     slope, share = self.gate.backward(
@@ -428,6 +424,21 @@ class GradRows:
                 self.share_dg(s, b, dg)
             else:
                 self.gate.put(x, rows, place, channel, b, dg)
+        self.store_shares(x, a, number, channel, of_A, of_bias, gates, to_A, to_logit)
+
+    @cute.jit
+    def after_tokens(self, a, later, of_lane):
+        """Add up what follows four tokens of lane `a` of four, whose sum is `of_lane`, and what follows the step
+        before."""
+        beside = neighbour(of_lane, 1)
+        half = of_lane + beside
+        other = neighbour(half, 2)
+        after = later + (beside if a & 1 == 0 else Float32(0.0)) + (other if a < 2 else Float32(0.0))
+        return after, later + (half + other)
+
+    @cute.jit
+    def store_shares(self, x, a, number, channel, of_A, of_bias, gates, to_A, to_logit):
+        """The shares of dA_log and ddt_bias of an item of that number."""
         for r in cutlass.range_constexpr(HALVES):
             of_rate = self.gate.of_rate(of_A[r], of_bias[r], gates, r)
             of_both = (x.of_A_log, of_rate, to_A, self.c.rate), (x.of_dt_bias, of_bias[r], to_logit, self.c.bias)
@@ -465,12 +476,11 @@ class GradRows:
         """Less what points along q and k, into the place of those."""
         projected, flat = s.projected + EACH * (self.lane() & 3), [cute.coalesce(acc) for acc in (up1, up2, down)]
         for b in range(STEPS):
-            if not self.early:
-                factors, of_step = self.factors(x, of_tokens, b), self.powers_of_step(powers, b)
-                for r in range(HALVES):
-                    for t in range(EACH):
-                        j = at_element(0, r, t)
-                        self.gradients_of_rows(flat, 8 * b + j, of_step[j], factors, t)
+            factors, of_step = self.factors(x, of_tokens, b), powers[8 * b : 8 * b + 8]
+            for r in range(HALVES):
+                for t in range(EACH):
+                    j = at_element(0, r, t)
+                    self.gradients_of_rows(flat, 8 * b + j, of_step[j], factors, t)
             for n in range(2):
                 found = [flat[2 * n][8 * b + j] for j in range(8)]
                 if self.c.norm:
