@@ -539,9 +539,9 @@ class GradsColumns:
         self.up1 = TOKENS                    # h do^T
         self.up2 = 2 * TOKENS                # h dv^T
         self.down = 3 * TOKENS               # dh r^T
-        self.slopes = self.G                 # of gates (bwd/rows.py), where G was read
-        # Then 2^x and 2^-x, of each step 32 columns; and operands, for which MATH has no registers all the time: words
-        # of two.  Of those Kd is read first, and may lie where dv r^T was.
+        self.slopes = self.G                 # those of gates (bwd/rows.py), where G was read
+        # Then 2^x and 2^-x, 32 columns for each step; and operands in words, for which MATH has no registers all the
+        # time: Kd is read first, and may lie where dv r^T was.
         if K == 64:
             self.Kd = OTHER_LANES + TOKENS // 2
             self.decays = OTHER_LANES + TOKENS
