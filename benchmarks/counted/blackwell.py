@@ -89,8 +89,8 @@ def seconds(one: Chunk, T: int, H: int) -> tuple[float, int]:
     """Return the time of a forward with B = 1, and the number of its segments."""
     p = Problem.parse(f"bounded l2norm bfloat16 K=128 V=128 T={T} H={H}")
     pieces, chunks = plan.segments_of(p, SMS), -(-T // C)
-    waves = -(-H * (2 * pieces - 1) // (SMS // CTAS))
-    walked = waves * -(-chunks // pieces) * one.clocks / (GHZ * 1e9)
+    longest = -(-chunks // pieces)
+    walked = max(longest, H * (2 * chunks - longest) / (SMS // CTAS)) * one.clocks / (GHZ * 1e9)
     joined = LAUNCH + EDGE * pieces + 6 * 256 * H * T / HBM if pieces > 1 else 0.0
     return walked + joined, pieces
 

@@ -2,10 +2,10 @@
 
 from kernel_faults import SPACE, faults, initialises
 
-RESULTS = "            if i > 0:\n                self.store_results(x, item, i - 1, chunk - 1, warp, thread)\n"
+RESULTS = "            if i > 0:\n                self.store_results(x, shared, who, i - 1, chunk - 1, warp, thread)\n"
 STATE = (
     "            if cutlass.const_expr(self.c.keeps):\n                if i & 1 == 0:\n"
-    "                    self.keep_state(x, shared, item, thread - 64, i >> 1)\n"
+    "                    self.keep_state(x, shared, who, thread - 64, i >> 1)\n"
 )
 ARRIVES = "            umma.fence_before_thread_sync()\n            X_THERE.arrive()\n"
 LATE_O = f"{RESULTS}{STATE}{ARRIVES}", f"{STATE}{ARRIVES}{RESULTS}"
@@ -95,6 +95,12 @@ FORWARD = faults({"common/cute/rows": {
         "            self.team.arrive_for_last_six()\n            self.A_qk_times_TB(acc, TA)\n"
         '            cute.arch.fence_proxy("async.shared", space="cta")\n'
     ),
+    "a piece is another before all are done with it": (
+        "walk", "race-read-write", f"self.team.meet(){55 * SPACE}# all have", "# all have"
+    ),
+    "a piece is read before it is there": (
+        "walk", "uninitialised", f"self.team.meet(){55 * SPACE}# the item", "# the item"
+    ),
     "dt_bias is that of the head before": (
         "heads", "wrong answer", "self.rows.store_bias(head_rows, ",
         "self.rows.store_bias(head_rows._replace(bias=x.dt_bias), "
@@ -106,16 +112,66 @@ FORWARD = faults({"common/cute/rows": {
     "columns of 8 rows are read before all lanes have them": (
         "long", "race-lanes", f"cute.arch.sync_warp(){50 * SPACE}# columns of 8", "# columns of 8"
     ),
-}, "sm100/parts/walks": {
-    "a sequence and head are another's before all know them": (
-        "walk", "race-write-read", f"self.team.meet(){55 * SPACE}# all", "# all"
-    ),
 }, "common/cute/pairs": {
     "pairs across blocks count as those across wider ones": (
         "any gate", "wrong answer", "apart >> number - 1 == 1 if", "apart >> number == 1 if"
     ),
 }, "sm100/parts/umma": {
     "rows of 64 bytes are read as rows of 128": ("64", "wrong answer", "row = min(2 * elements, ROW)", "row = ROW"),
+}})
+
+SHARES = faults({"common/cute/share": {
+    "a state is read before it is there": (
+        "shares", "race-write-read or uninitialised", "while crossed == 0:\n", "while crossed == 7:\n"
+    ),
+    "one thread says for all that the state is there": (
+        "shares", "race-write-read", f"team.sync(){60 * SPACE}# all have stored"
+    ),
+    "the flag orders nothing": ("shares", "race-write-read", 'sem="release"', 'sem="relaxed"'),
+    "the flag is read without an order": ("shares", "race-write-read", 'sem="acquire"', 'sem="relaxed"'),
+    "threads do not wait for the one that waits": (
+        "shares", "race-write-read or uninitialised", f"team.sync(){60 * SPACE}# all may read"
+    ),
+    "what another cluster goes on with is walked last": (
+        "whole", "deadlock", "return limit if limit < end else slot, end - begin", "return slot, end - begin"
+    ),
+}, "sm100/fwd/chain": {
+    "a cluster waits for the one behind": (
+        "shares", "deadlock", "self.enter_share(x, self.share.cluster(shared) - 1,",
+        "self.enter_share(x, self.share.cluster(shared) + 1,"
+    ),
+    "the next piece is found while the one before is read": (
+        "shares", "race-read-write", f"STATE_ROUNDED.sync(){47 * SPACE}# all are done", "pass  # all are done"
+    ),
+    "the next piece is read before it is found": (
+        "shares", "race-write-read", f"STATE_ROUNDED.sync(){47 * SPACE}# the next piece", "pass  # the next piece"
+    ),
+    "rows of the next piece are those of this one": (
+        "shares", "wrong answer", "who ^ Int32(ends)", "who"
+    ),
+    "states of a walk that a share cut are counted from the cut": (
+        "states", "wrong answer", "until = skipped * x.every - piece.skipped", "until = Int32(0)"
+    ),
+    "states of a piece lie where those of its walk begin": (
+        "states", "wrong answer", "locate_walk(c, x, piece.walk).n) + skipped", "locate_walk(c, x, piece.walk).n)"
+    ),
+}, "sm100/parts/walks": {
+    "a piece's chunks end where the walk ends": ("shares", "wrong answer", "cutlass.min(left, within)", "left"),
+    "shares are empty between two parts of a walk": (
+        "fewer chunks than clusters", "livelock", "cutlass.min(Int64(clusters), all_slots)", "Int64(clusters)"
+    ),
+    "a piece is looked at before all lanes have it": (
+        "shares", "race-lanes", f"cute.arch.sync_warp(){50 * SPACE}# all may", "# all may"
+    ),
+    "a piece is replaced while lanes look at it": (
+        "shares", "race-lanes", f"cute.arch.sync_warp(){50 * SPACE}# all lanes", "# all lanes"
+    ),
+    "a sequence without tokens is left out": (
+        "few tokens", "wrong answer", "item = found + cluster_count()", "item = found + 2 * cluster_count()"
+    ),
+    "every cluster begins with the same walk without tokens": (
+        "packed", "wrong answer", "nowhere, nowhere, cluster])", "nowhere, nowhere, cluster * 0])"
+    ),
 }})
 
 SEGMENTS = faults({"sm100/fwd/chain": {
@@ -125,10 +181,9 @@ SEGMENTS = faults({"sm100/fwd/chain": {
     ),
     "M is not transposed": ("long", "wrong answer", "rank, thread, True)", "rank, thread, False)"),
     "the second walk has v": (
-        "long", "wrong answer", "if item.is_transition:\n                    store",
-        "if False:\n                    store"
+        "long", "wrong answer", "v, o = Int64(0), x.response", "v, o = v, x.response"
     ),
-    "second walks write o": ("long", "wrong answer", "x.response.toint() if", "x.o.toint() if"),
+    "second walks write o": ("long", "wrong answer", "x.response.toint() + skipped", "o"),
 }, "common/cute/join": {
     "the last rows of o are left": ("long", "wrong answer", "if lane_rows[r] < rows:", "if lane_rows[r] < rows - 1:"),
     "the state is read before all of it is there": (
@@ -179,12 +234,15 @@ RECORDED = faults({"sm100/fwd/operands": {
         "one kernel", "wrong answer", "head_rows.lower_bound, of_k, acq", "head_rows.lower_bound, None, acq"
     ),
     "tiles of a head are kept as another's": (
-        "one kernel, packed", "race-write-write", "* x.HV + head) * RECORD", "* x.HV) * RECORD"
+        "one kernel, packed", "race-write-write",
+        "* x.HV + piece.head\n                tiles", "* x.HV\n                tiles"
     ),
 }, "sm100/fwd/chain": {
     "the next state is rounded over one that was not kept": ("one kernel", "race-read-write", *LATE_STATE),
     "states of odd chunks are kept": ("one kernel", "wrong answer", "if i & 1 == 0:", "if i & 1 == 1:"),
-    "r is kept where o is": ("one kernel", "race-write-write", "x.r.toint() if warp < 2", "item.o if warp < 2"),
+    "r is kept where o is": (
+        "one kernel", "race-write-write", "Int32(FirstRow.R) if warp", "Int32(FirstRow.O) if warp"
+    ),
 }, "sm100/bwd/walk": {
     "dh is multiplied before all is rounded": ("back", "race-write-read", "IMAGE_THERE.sync()"),
     "dv is multiplied before all have it": ("back", "race-write-read", "ROWS_THERE.sync()"),

@@ -308,7 +308,7 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "rows are read before they are there": (
         "four", "race-write-write", "cute.arch.cp_async_wait_group(0)", "cute.arch.cp_async_wait_group(1)"
     ),
-}, "sm90/parts/share": {
+}, "common/cute/share": {
     "a state is read before it is there": (
         "shares", "race-write-read", "while crossed == 0:\n", "while crossed == 7:\n"
     ),
@@ -320,11 +320,12 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "threads do not wait for the one that waits": (
         "shares", "race-write-read", f"team.sync(){60 * SPACE}# all may read"
     ),
-    "a piece's chunks end where the walk ends": ("shares", "wrong answer", "cutlass.min(left, within)", "left"),
     "states of V = 64 cross where those of 128 would": (
         "alone, shares", "out-of-bounds or race-write-write", "x.edges + (Int64(cluster * self.strips + rank)",
         "x.edges + (Int64(cluster * 2 + rank)"
     ),
+}, "sm90/parts/share": {
+    "a piece's chunks end where the walk ends": ("shares", "wrong answer", "cutlass.min(left, within)", "left"),
 }, "sm90/parts/state": {
     "a state that grows where it should decay": (
         "two kernels", "wrong answer", "+ e] * d[e // 4 * 2 + e % 2]", "+ e] / d[e // 4 * 2 + e % 2]"

@@ -63,21 +63,44 @@ class Shared(NamedTuple):
     A_kk: StructField                        # in a group, over X, which was read by then
     cta: Struct
 
-# What a group keeps of the sequence and value head that it works on: addresses of rows, and numbers.
+# What a group keeps of the piece of a walk that it works on: addresses of rows, and numbers.
 ITEM = Struct(
-    q=array("int64", 1, align=8),
+    q=array("int64", 1),
     k=array("int64", 1, align=8),
     g=array("int64", 1, align=8),
     beta=array("int64", 1, align=8),
     bias=array("int64", 1, align=8),
     tiles=array("int64", 1, align=8),        # where the first chunk's tile is kept
-    walk=array("int32", 1, align=4),
-    head=array("int32", 1, align=4),
     tokens=array("int32", 1, align=4),
     rate=array("float32", 1, align=4),
     scale=array("float32", 1, align=4),
     lower_bound=array("float32", 1, align=4),
 )
+
+
+class ShareField:
+    """The fields that describe a cluster's share of all walks (parts/walks.py)."""
+
+    SLOTS, BEGIN, END, RESUME, LIMIT, CLUSTER, OF_SEQUENCE = range(7)
+    COUNT = 8
+
+
+class PieceField:
+    """The fields that describe a piece of a share (parts/walks.py)."""
+
+    NEXT, WALK, HEAD, SKIPPED, CHUNKS, ENTERS, LEAVES, ITEM = range(8)
+    COUNT = 8
+    FROM_MEMORY, FROM_CLUSTER, NOWHERE = range(3)    # where a state comes from, ENTERS, and goes to, LEAVES
+
+
+class FirstRow:
+    """The addresses that CHAIN has of a piece: of its first token; KEPT: of the first state that is kept."""
+
+    V, O, R, KEPT = range(4)                 # V: 0 for zeros
+    COUNT = 4
+
+
+OF_CHAIN = 2                                 # pieces: CHAIN's and the next one; behind them, one of each group
 
 
 CTA_PIPELINES = (
@@ -132,6 +155,10 @@ def shared_memory(K: int, columns: int) -> Shared:
         **mbarriers(CTA_PIPELINES),
         base_desc=array("uint32", 1, align=4),    # the address of all this / 16, as descriptors have it
         tmem=array("uint32", 1, align=4),    # where tensor memory begins: at 0
+        share=array("int32", ShareField.COUNT),
+        pieces=array("int32", OF_CHAIN + GROUPS, PieceField.COUNT),
+        first_rows=array("int64", OF_CHAIN, FirstRow.COUNT),
+        tokens=array("int32", OF_CHAIN),
         items=several(ITEM, GROUPS),
         warp_indices=array("int32", FIRST_PRODUCER + GROUPS * WARPS),
     )
@@ -165,6 +192,8 @@ class FusedArguments(Arguments):
     ht = tensor("float32")                   # as h0; of segments what one adds, (N * segments, HV, K, V)
     M = tensor("float32")                    # (N * segments, HV, K, K), transposed
     h = tensor("bfloat16")                   # (states, HV, K, V): one before every `every` chunks
+    edges = tensor("float32")                # (clusters, CTAS, K, V / CTAS): states that leave a share inside a walk
+    crossed = tensor("int32")                # (clusters, CTAS): 1 when they are there, at first 0
     cu_seqlens = tensor("int64", dtype_from="offsets")  # (N + 1), of packed sequences
     T = number("int32")
     N = number("int32")
@@ -183,7 +212,7 @@ CheckpointArguments = FusedArguments.replacing("CheckpointArguments", response={
 # For a kernel that keeps what a backward reads.
 KeepingArguments = FusedArguments.replacing(
     "KeepingArguments",
-    response={}, M={}, every={},
+    response={}, M={}, edges={}, crossed={}, every={},
     h=dict(
         tiles=tensor("uint8"),               # (chunks, HV) tiles, with b on keys
         h=tensor("bfloat16"),                # (states, HV, K, V): those that enter every two chunks, as images
@@ -213,7 +242,8 @@ class FusedConfig(ChunkConfig):
     })
     group_pipelines: ClassVar[tuple[Pipeline, ...]] = GROUP_PIPELINES
     meetings = (
-        Meeting(STATE_ROUNDED, "CHAIN", "S is in shared memory, 2^gc_last S in tensor memory; first: rows of v are"),
+        Meeting(STATE_ROUNDED, "CHAIN", "S is in shared memory, 2^gc_last S in tensor memory; before a piece: CHAIN is "
+                "done with the one before; the next one is known, and rows of v are there; a state that crosses is"),
         Meeting(X_THERE, "CHAIN", "for warps 0 and 1: -X is in shared memory, and rows of v of the next chunk; warps 2 "
                 "and 3 arrive: o of the chunk before was read from tensor memory"),
         Meeting(GROUP, "PREPARE", "as barrier 0 of fwd/operands.py"),

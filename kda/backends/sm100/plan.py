@@ -54,14 +54,15 @@ KERNELS = {
     WalkConfig: "sm100.bwd.walk", GradsConfig: "sm100.bwd.grads", SharesConfig: "common.cute.shares",
 }
 
-# Chunks that a cluster walks over in the time of two more launches, and of a segment more in compose.
-LAUNCHES, EDGE = 16, 2
+# Chunks that a cluster walks over in the time of two more launches, of a segment more in compose, for so many heads at
+# once, and of a chunk of one head in join.
+LAUNCHES, EDGE, AT_ONCE, JOINED = 16, 2, 16, 1 / 110
 PAIRS = shared.Clusters(CTAS, 0)             # those of the one kernel that keeps what a backward reads
 
 
 @dataclass(frozen=True)
 class Whole:
-    """One kernel, whose clusters walk over one sequence and head after the other."""
+    """One kernel, whose clusters have equal shares of all sequences and heads."""
 
     fused: FusedConfig
     ctas: int
@@ -70,7 +71,8 @@ class Whole:
         return (self.fused,)
 
     def launches(self, draft: Draft, p: Problem, o: Location, ht: Location | None, **arguments: Any) -> None:
-        draft.launch(self.fused, (self.ctas, 1, 1), **arguments, segments=1, o=o, ht=ht)
+        crossing = states_that_cross(draft, p, self.ctas) if shares_end_in_walks(p, self.ctas) else {}
+        draft.launch(self.fused, (self.ctas, 1, 1), **arguments, **crossing, segments=1, o=o, ht=ht)
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class InSegments:
 
     def launches(self, draft: Draft, p: Problem, o: Location, ht: Location | None, **arguments: Any) -> None:
         if self.ctas:
+            arguments |= states_that_cross(draft, p, self.ctas)
             first, join = (self.fused, (self.ctas, 1, 1)), (self.join, self.blocks)
             launch_segments(draft, p, first, self.compose, join, self.segments, o, ht, **arguments)
 
@@ -110,18 +113,32 @@ def plan(p: Problem, sms: int, offsets: str | None) -> Form:
     )
 
 
+def shares_end_in_walks(p: Problem, ctas: int) -> bool:
+    """Return whether equal shares of whole sequences may end inside a walk."""
+    return ctas > 0 and (p.N * p.HV * CTAS % ctas > 0 or (p.packed and p.N > 1))
+
+
+def states_that_cross(draft: Draft, p: Problem, ctas: int) -> dict[str, Location]:
+    """Return memory for the states that leave a share inside a walk, and flags that say that they are there."""
+    flags = draft.tensor((ctas,), "int32", zeroed=True)
+    return dict(edges=draft.memory().part(4 * ctas // CTAS * p.K * p.V), crossed=flags)
+
+
 def segments_of(p: Problem, sms: int) -> int:
     """Return the number of segments per sequence: if few heads would leave clusters idle, two walks over a part of it
     are faster than one over all.  Roundings then differ, and states that enter chunks are not available."""
     if p.force.segments or p.batch_invariant or p.intermediate_states or p.checkpoints or not p.N:
         return p.force.segments or 1
-    clusters, chunks = sms // CTAS, max(chunks_of_a_sequence(p, C), 1)
+    clusters, chunks, heads = sms // CTAS, max(chunks_of_a_sequence(p, C), 1), p.N * p.HV
 
-    def time(segments: int) -> int:
-        waves = -(-p.N * p.HV * (2 * segments - 1) // clusters)
-        return waves * -(-chunks // segments) + (LAUNCHES + EDGE * segments if segments > 1 else 0)
+    def time(segments: int) -> float:
+        longest = -(-chunks // segments)
+        walked = max(longest, heads * (2 * chunks - longest) / clusters)       # of equal shares
+        if segments == 1:
+            return walked
+        return walked + LAUNCHES + EDGE * segments * -(-heads // AT_ONCE) + JOINED * heads * (chunks - longest)
 
-    return min(range(1, 2 + clusters // (2 * p.N * p.HV)), key=time)
+    return min(range(1, 2 + clusters // (2 * heads)), key=time)
 
 
 def fused_config(p: Problem, offsets: str | None, cut: bool = False) -> FusedConfig:

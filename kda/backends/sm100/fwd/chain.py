@@ -16,39 +16,28 @@ Of a call whose gradients are recorded (`keeps`), b is on keys and the tile has 
 negated, and r lies where -X lay.  Warps 0, 1 store r; warps 2, 3 the rounded state that enters every second chunk.
 """
 
-from typing import Any, NamedTuple
-
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64, Uint32
+from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint32
 
 from ...common.cute import fast
 from ...common.cute.async_copies import copy_16_bytes_later
-from ...common.cute.copies import copy_16_bytes, field_at, in_global, load_one, store
+from ...common.cute.copies import copy_16_bytes, field_at, floats, in_global, load, load_one, store
 from ...common.cute.fragments import store_matrices
 from ...common.cute.packed import both, rounded, times_pairs
 from ...common.cute.rings import phase_of, stage_of
 from ...common.cute.segments import place_of_checkpoint
+from ...common.cute.share import Crossing
 from ...common.cute.tile import HALF, C, decay_index, swizzle_64B, swizzle_128B
-from ..configs import AHEAD, RING, STATE_ROUNDED, X_THERE, FusedConfig
+from ..configs import AHEAD, CTAS, RING, STATE_ROUNDED, X_THERE, FirstRow, FusedConfig, PieceField
 from ..parts import umma
 from ..parts.state import in_shared
 from ..parts.teams import arrive_at, wait
-from ..parts.walks import chunks_of, first_item, kept_places, locate_walk, next_item
+from ..parts.walks import kept_places, locate_walk, share_of
 
+FINDER = 3                                   # the warp that finds the next piece
 STATE_PIECE = 16                             # columns of a row that a thread has in registers at a time
 RESULT_PIECE = 32                            # columns of a row of r or o that two lanes have
-
-
-class WalkItem(NamedTuple):
-    """What a CTA walks over: one sequence, or segment, of one value head."""
-
-    head: Any
-    tokens: Any
-    element: Any                             # element of v and o: the first token's, of this CTA's columns
-    o: Any                                   # address that rows of o go to: `o`, or `response`
-    kept: Any                                # address that the CTA's columns of the first kept state go to
-    is_transition: Any                       # v = 0, from the identity: its final state is M
 
 
 class Consumer:
@@ -64,62 +53,99 @@ class Consumer:
         self.halves = K == 64                                                  # a thread has half of a row of S
         self.own_columns = N // 2 if self.halves else N                        # how many of its columns a thread has
         self.bytes_of_v = C * 2 * N                                            # in a chunk
+        self.share, self.crossing = share_of(config), Crossing(CTAS, K * N)
 
     @cute.jit
-    def walk(self, x, shared, barriers, walks, rank):
-        c = self.c
-        chunk, states = Int32(0), Int32(0)                                     # chunks so far; states kept so far
-        slot = Int32(self.fields.cta.v.offset)                                 # where rows of v of the chunk are
+    def walk_share(self, x, shared, barriers, rank):
+        """Walk over all pieces that are the cluster's.  While one is walked, the next is known."""
         warp, thread = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.thread_idx()[0]
-        walk, head = first_item(c, x.HV)
-        while walk < walks:
-            begin, tokens, n, segment, is_transition = locate_walk(c, x, walk)
-            steps = chunks_of(tokens)
-            self.enter(x.h0, Int64(n) * x.HV + head, rank, thread, segment, is_transition)
-            until = Int32(-1)                                                  # chunks to the next kept state; or none
-            kept = Int64(0)
-            if cutlass.const_expr(c.keeps):
-                kept = self.kept_state(x, Int64(kept_places(c, x, walk)[1]) * x.HV + head, rank)
-            elif x.every > 0:
-                states, until = self.states_before(x, n), Int32(0)
-            place = place_of_checkpoint(self.c, x, states, Int32(0), steps)
-            to = x.response.toint() if is_transition else x.o.toint()
-            element = (begin * x.HV + head) * c.V + rank * c.columns
-            item = WalkItem(head, tokens, element, to, kept, is_transition)
-            if warp < 2:
-                self.load_v(x, shared, item, thread, 0, slot)
-                self.load_v(x, shared, item, thread, 1, self.next_slot(slot))
+        chunk, who, more, is_ahead = Int32(0), Int32(0), Boolean(True), Boolean(False)
+        slot = Int32(self.fields.cta.v.offset)                                 # where rows of v of the chunk are
+        while more:
+            STATE_ROUNDED.sync()                                               # all are done with the piece before
+            piece = self.share.found(shared, who)
+            if warp == FINDER:
+                self.find(x, shared, who, chunk + piece.chunks, rank)
+            if warp < 2 and not is_ahead:
+                self.load_v(x, shared, who, thread, 0, slot)
+                self.load_v(x, shared, who, thread, 1, self.next_slot(slot))
+            if cutlass.const_expr(not self.c.keeps):
+                if piece.enters == PieceField.FROM_CLUSTER:
+                    self.enter_share(x, self.share.cluster(shared) - 1, rank, thread)
+            if piece.enters == PieceField.FROM_MEMORY:
+                walk = locate_walk(self.c, x, piece.walk)
+                self.enter(x.h0, Int64(walk.n) * x.HV + piece.head, rank, thread, walk.segment, walk.is_transition)
+            if warp < 2 and not is_ahead:
                 self.wait_for_v()
-            STATE_ROUNDED.sync()                                               # rows of v are there
-            if warp == 0 and steps > 0:
+            STATE_ROUNDED.sync()                                               # the next piece, rows of v are there
+            if warp == 0 and piece.chunks > 0 and not is_ahead:
                 self.issue_v(shared, chunk, slot)
-            for i in cutlass.range(steps, unroll=1):
-                if cutlass.const_expr(c.checkpoints is not None):
-                    if place >= 0:
-                        self.store_state(x.pool + place, Int64(head), rank, thread, c.v_first)
-                    place = place_of_checkpoint(self.c, x, states, i + 1, steps)
-                elif cutlass.const_expr(not c.cut and not c.keeps):            # or no state is requested
-                    if until == 0:
-                        self.store_state(x.h, Int64(states) * x.HV + head, rank, thread, c.v_first)
-                        states, until = states + 1, x.every
-                    until -= 1
-                self.step(x, shared, barriers, item, i, chunk, slot, steps, rank, warp, thread)
-                chunk, slot = chunk + 1, self.next_slot(slot)
-            if steps > 0:
-                self.store_results(x, item, steps - 1, chunk - 1, warp, thread)
-            if cutlass.const_expr(c.cut):
-                number = Int64(n * x.segments + segment) * x.HV + head
-                if is_transition:
-                    self.store_state(x.M, number, rank, thread, True)          # transposed, as compose reads it
-                else:
-                    self.store_state(x.ht, number, rank, thread, False)
-            elif cutlass.const_expr(c.ht):
-                self.store_state(x.ht, Int64(n) * x.HV + head, rank, thread, c.v_first)
-            walk, head = next_item(c, walk, head, x.HV)
+            chunk, slot = self.walk(x, shared, barriers, piece, who, chunk, slot, rank, warp, thread)
+            piece = self.share.found(shared, who)                              # again: not kept from chunk to chunk
+            if piece.chunks > 0:
+                self.store_results(x, shared, who, piece.chunks - 1, chunk - 1, warp, thread)
+            if cutlass.const_expr(not self.c.keeps):
+                if piece.leaves == PieceField.FROM_CLUSTER:
+                    self.leave_share(x, self.share.cluster(shared), rank, thread)
+            if piece.leaves == PieceField.FROM_MEMORY:
+                walk = locate_walk(self.c, x, piece.walk)
+                self.leave(x, walk.n, walk.segment, walk.is_transition, piece.head, rank, thread)
+            who, is_ahead = who ^ 1, piece.chunks > 1
+            more = self.share.found(shared, who).enters != PieceField.NOWHERE
 
     @cute.jit
-    def step(self, x, shared, barriers, item, i, chunk, slot, steps, rank, warp, thread):
-        """Process chunk i of the walk, `chunk` of all, whose rows of v are `slot` bytes behind `shared`."""
+    def find(self, x, shared, who, walked, rank):
+        """One warp finds the piece behind CHAIN's, before which so many chunks are walked, and where its rows of v and
+        o begin, of this CTA's columns: no registers keep them from chunk to chunk."""
+        c, following = self.c, who ^ 1
+        if walked < self.share.chunks(shared):
+            self.share.find(x, shared, who, following)
+        else:
+            self.share.find_without_tokens(x, shared, who, following)
+        piece = self.share.found(shared, following)
+        walk = locate_walk(c, x, piece.walk)
+        begin, tokens = walk.piece(piece)[:2]
+        skipped = ((begin * x.HV + piece.head) * c.V + rank * c.columns) * 2
+        v, o = x.v.toint() + skipped, x.o.toint() + skipped
+        if cutlass.const_expr(c.cut):
+            if walk.is_transition:
+                v, o = Int64(0), x.response.toint() + skipped
+        with cute.arch.elect_one():
+            store(self.first_row(shared, following, FirstRow.V), [v, o])
+            if cutlass.const_expr(c.keeps):
+                kept = self.kept_state(x, Int64(kept_places(c, x, piece.walk)[1]) * x.HV + piece.head, rank)
+                store(self.first_row(shared, following, FirstRow.R), [x.r.toint() + skipped, kept])
+            store(field_at(shared, self.fields.cta.tokens) + following, [tokens])
+
+    @cute.jit
+    def walk(self, x, shared, barriers, piece, who, chunk, slot, rank, warp, thread):
+        """Walk over the chunks of a piece, and return how many and which slot follow them."""
+        c = self.c
+        states, until = Int32(0), Int32(-1)                                    # kept before; chunks to the next one
+        if cutlass.const_expr(not c.keeps):
+            if x.every > 0:
+                skipped = (piece.skipped + x.every - 1) // x.every             # states
+                states = self.states_before(x, locate_walk(c, x, piece.walk).n) + skipped
+                until = skipped * x.every - piece.skipped
+        place = place_of_checkpoint(c, x, states, Int32(0), piece.chunks)
+        for i in cutlass.range(piece.chunks, unroll=1):
+            if cutlass.const_expr(c.checkpoints is not None):
+                if place >= 0:
+                    self.store_state(x.pool + place, Int64(self.share.head(shared, who)), rank, thread, c.v_first)
+                place = place_of_checkpoint(c, x, states, i + 1, piece.chunks)
+            elif cutlass.const_expr(not c.cut and not c.keeps):                # or no state is requested
+                if until == 0:
+                    number = Int64(states) * x.HV + self.share.head(shared, who)
+                    self.store_state(x.h, number, rank, thread, c.v_first)
+                    states, until = states + 1, x.every
+                until -= 1
+            self.step(x, shared, barriers, i, piece.chunks, who, chunk, slot, rank, warp, thread)
+            chunk, slot = chunk + 1, self.next_slot(slot)
+        return chunk, slot
+
+    @cute.jit
+    def step(self, x, shared, barriers, i, steps, who, chunk, slot, rank, warp, thread):
+        """Process chunk i of a piece, `chunk` of all, whose rows of v are `slot` bytes behind `shared`."""
         tile, parity = self.tile_of(chunk, rank), chunk & 1
         fields, base_desc = self.fields.tile, field_at(shared, self.fields.cta.base_desc)
         wait(barriers.full + stage_of(chunk, RING), phase_of(chunk, RING))
@@ -129,9 +155,12 @@ class Consumer:
                 umma.multiply(self.on_state, self.out(chunk), base_desc, tile, self.fields.cta.S.offset, True)
                 umma.commit(barriers.out)
         if warp < 2:
-            self.load_v(x, shared, item, thread, i + 2, self.next_slot(self.next_slot(slot)))
+            ends = i + 2 >= steps                                              # then it is a chunk of the next piece
+            if steps > 1 or not ends:
+                number, of_piece = i + 2 - steps if ends else i + 2, who ^ Int32(ends)
+                self.load_v(x, shared, of_piece, thread, number, self.next_slot(self.next_slot(slot)))
             if i > 0 and self.c.keeps:
-                self.store_results(x, item, i - 1, chunk - 1, warp, thread)
+                self.store_results(x, shared, who, i - 1, chunk - 1, warp, thread)
             wait(barriers.out, parity)
             umma.fence_after_thread_sync()
             self.round_X(shared, slot, warp, thread, chunk)
@@ -144,14 +173,14 @@ class Consumer:
                     umma.multiply(self.added, self.c.tmem.S, base_desc, tile + fields.KG.offset, slot, True)
                     umma.multiply(self.on_X, self.out(chunk), base_desc, tile + fields.TA.offset, slot, True)
                     umma.commit(barriers.added)
-                if i + 1 < steps:
+                if i + 1 < steps or (steps > 1 and self.tokens(shared, who ^ 1) > 0):
                     self.issue_v(shared, chunk + 1, self.next_slot(slot))
         else:
             if i > 0:
-                self.store_results(x, item, i - 1, chunk - 1, warp, thread)
+                self.store_results(x, shared, who, i - 1, chunk - 1, warp, thread)
             if cutlass.const_expr(self.c.keeps):
                 if i & 1 == 0:
-                    self.keep_state(x, shared, item, thread - 64, i >> 1)
+                    self.keep_state(x, shared, who, thread - 64, i >> 1)
             umma.fence_before_thread_sync()
             X_THERE.arrive()
         wait(barriers.added, parity)
@@ -175,31 +204,38 @@ class Consumer:
         """Return the address of the CTA's columns of one of the states that are kept: a panel of an image."""
         return x.h.toint() + (number * self.c.V + rank * self.c.columns) * (2 * self.c.K)
 
-    def keep_state(self, x, shared, item, thread, number):
+    def first_row(self, shared, who, field: int):
+        """Return where one of a piece's addresses lies (FirstRow)."""
+        return field_at(shared, self.fields.cta.first_rows) + (FirstRow.COUNT * who + field)
+
+    def keep_state(self, x, shared, who, thread, number):
         """Warps 2 and 3 store the state, rounded and as it lies, to where number `number` of the walk is kept.  Bulk
         copies of tiles would hold up another one."""
-        to = in_global(item.kept + Int64(number) * x.HV * (2 * self.c.K * self.c.V), BFloat16) + thread * 8
+        first = load_one(self.first_row(shared, who, FirstRow.KEPT))
+        to = in_global(first + Int64(number) * x.HV * (2 * self.c.K * self.c.V), BFloat16) + thread * 8
         source, turns = field_at(shared, self.fields.cta.S) + thread * 8, self.fields.cta.S.bytes // (64 * 16)
-        for first in range(0, turns, 4):
+        for turn in range(0, turns, 4):
             # redundant: ptxas would load all pieces ahead, and run out of registers
             cute.arch.sync_warp()
-            for turn in range(first, first + 4):
-                copy_16_bytes(source + turn * 512, to + turn * 512)
+            for i in range(turn, turn + 4):
+                copy_16_bytes(source + i * 512, to + i * 512)
 
     @cute.jit
-    def store_results(self, x, item, i, chunk, warp, thread):
-        """Store chunk i of [r; o], rounded, out of tensor memory, 16 rows a warp: a lane has half of a row's piece."""
-        row, half, first = 16 * (warp & 1) + (thread & 15), thread >> 4 & 1, item.o
+    def store_results(self, x, shared, who, i, chunk, warp, thread):
+        """Store chunk i of [r; o] of a piece, rounded, out of tensor memory, 16 rows a warp: a lane has half of a row's
+        part."""
+        row, half, field = 16 * (warp & 1) + (thread & 15), thread >> 4 & 1, FirstRow.O
         if cutlass.const_expr(self.c.keeps):
-            first = x.r.toint() if warp < 2 else item.o
+            field = Int32(FirstRow.R) if warp < 2 else Int32(FirstRow.O)
         if (warp < 2 and self.c.keeps) or (warp >= 2 and self.c.o):
+            tokens, first = self.tokens(shared, who), load_one(self.first_row(shared, who, field))
             for piece in cutlass.range_constexpr(0, self.c.columns, RESULT_PIECE):
                 # redundant: ptxas would mix the pieces, and run out of registers
                 cute.arch.sync_warp()
                 source = self.out(chunk) + piece + warp * umma.WARP_LANES
                 words = rounded(umma.load_halves(source, RESULT_PIECE // 2, RESULT_PIECE // 2, Uint32))
-                if i * C + row < item.tokens:
-                    element = item.element + (piece + half * (RESULT_PIECE // 2))
+                if i * C + row < tokens:
+                    element = piece + half * (RESULT_PIECE // 2)
                     store_32_bytes(self.row(first, element, i * C + row, x.HV), words)
 
     def round_X(self, shared, to, warp, thread, chunk):
@@ -262,18 +298,26 @@ class Consumer:
             to = in_shared(place ^ (first // 8 + piece) * 16)
             store(cute.recast_ptr(to, dtype=Uint32), words[4 * piece : 4 * piece + 4])
 
+    def tokens(self, shared, who):
+        """Return the tokens of a piece."""
+        return load_one(field_at(shared, self.fields.cta.tokens) + who)
+
     @cute.jit
-    def load_v(self, x, shared, item, thread, i, slot):
-        """Requests rows of v of chunk i, if there is one, by 64 threads; zeros in a transition's walk."""
-        if i * C < item.tokens:
+    def load_v(self, x, shared, who, thread, i, slot):
+        """Request rows of v of chunk i of a piece, if there is one, by 64 threads; zeros in a transition's walk."""
+        tokens = self.tokens(shared, who)
+        if i * C < tokens:
+            first = load_one(self.first_row(shared, who, FirstRow.V))
             for j in cutlass.range_constexpr(self.c.columns // 16):
                 row, piece = self.own_piece(thread, j)
-                token = cutlass.min(i * C + row, item.tokens - 1)      # past the end: a row that counts for nothing
+                token = cutlass.min(i * C + row, tokens - 1)           # past the end: a row that counts for nothing
                 to = shared + slot + self.swizzled(row, piece * 8, C)
-                if item.is_transition:
+                if cutlass.const_expr(not self.c.cut):
+                    copy_16_bytes_later(self.row(first, piece * 8, token, x.HV), to)
+                elif first == 0:
                     store(cute.recast_ptr(to, dtype=Int32), [Int32(0)] * 4)
                 else:
-                    copy_16_bytes_later(self.row(x.v.toint(), item.element + piece * 8, token, x.HV), to)
+                    copy_16_bytes_later(self.row(first, piece * 8, token, x.HV), to)
         cute.arch.cp_async_commit_group()
 
     def wait_for_v(self):
@@ -307,7 +351,10 @@ class Consumer:
             if cutlass.const_expr(self.c.h0):
                 if segment == 0:
                     place, apart = self.place_of_state(h0, number, rank, thread, first, self.c.v_first)
-                    values = [load_one(place + e * apart).to(Float32) for e in range(STATE_PIECE)]
+                    if cutlass.const_expr(self.c.v_first):
+                        values = [load_one(place + e * apart).to(Float32) for e in range(STATE_PIECE)]
+                    else:
+                        values = [x for e in range(0, STATE_PIECE, 4) for x in floats(load(place + e, 4))]
             if cutlass.const_expr(self.c.cut):
                 # The identity has a 1 in this element of the values.
                 column = self.channel(thread) - rank * self.c.columns - first - self.column(thread)
@@ -316,13 +363,47 @@ class Consumer:
             self.store_piece(thread, first, values)
         umma.wait_for_stores()
 
+    @cute.jit
+    def leave(self, x, n, segment, is_transition, head, rank, thread):
+        """Store S behind the last token of a walk."""
+        c = self.c
+        if cutlass.const_expr(c.cut):
+            number = Int64(n * x.segments + segment) * x.HV + head
+            if is_transition:
+                self.store_state(x.M, number, rank, thread, True)              # transposed, as compose reads it
+            else:
+                self.store_state(x.ht, number, rank, thread, False)
+        elif cutlass.const_expr(c.ht):
+            self.store_state(x.ht, Int64(n) * x.HV + head, rank, thread, c.v_first)
+
+    def enter_share(self, x, cluster, rank, thread):
+        """Go on with S where the cluster before has left it."""
+        self.crossing.wait(x, cluster, rank, STATE_ROUNDED)
+        place = self.crossing.place(x, cluster, rank)
+        for first in range(0, self.own_columns, STATE_PIECE):
+            values = []
+            for e in range(first, first + STATE_PIECE, 4):
+                values += floats(load(place + 128 * e, 4))
+            self.store_piece(thread, first, values)
+        umma.wait_for_stores()
+
+    def leave_share(self, x, cluster, rank, thread):
+        """Leave S to the cluster behind."""
+        place = self.crossing.place(x, cluster, rank)
+        for first in range(0, self.own_columns, STATE_PIECE):
+            S = self.load_piece(thread, first)
+            for e in range(0, STATE_PIECE, 4):
+                store(place + 128 * (first + e), S[e : e + 4])
+        self.crossing.hand_over(x, cluster, rank, STATE_ROUNDED)
+
     def store_state(self, to, number, rank, thread, v_first: bool):
         """Store S to the CTA's columns of one of many states."""
         for first in range(0, self.own_columns, STATE_PIECE):
             S = self.load_piece(thread, first)
             place, apart = self.place_of_state(to, number, rank, thread, first, v_first)
-            for e in range(STATE_PIECE):
-                store(place + e * apart, [S[e]])
+            together = 1 if v_first else 4                                     # neighbours
+            for e in range(0, STATE_PIECE, together):
+                store(place + e * apart, S[e : e + together])
 
     def place_of_state(self, x, number, rank, thread, first: int, v_first: bool):
         """Return where this thread's row is at column `first`, and how far columns are apart."""

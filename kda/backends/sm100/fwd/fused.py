@@ -21,11 +21,16 @@ that enters the sequence), and, except for the first segment, with v = 0 from th
 `response`, the rows of o of a state that enters the segment, and M, by which that state is multiplied.
 common/cute/compose.py goes from state to state, fwd/join.py adds what o has of them.
 
+Clusters have equal shares of all walks, in pieces (parts/walks.py): a walk that a share ends within goes on in the
+cluster behind, which is given the state, in float32, through memory.  A flag, `crossed`, says that it is there: a
+thread of CHAIN sets it.  So no bit depends on the number of clusters.
+
 `keeps`, of a call whose gradients are recorded: a cluster walks over one sequence, found in the table of segments, and
 tiles, r and states go to memory with the bits that fwd/operands.py and fwd/record.py give them.
 
 Chunks are counted through all that a cluster walks over: chunk c is in stage c mod 4, which group (c >> 1) & 1 of CTA
-c & 1 fills.  PREPAREs of a cluster's next sequence do not wait for the end of the one before.
+c & 1 fills.  PREPAREs do not wait for the end of the piece before, and CHAIN requests the next one's first rows of v
+during the last chunks of a piece.
 
   pipeline, barrier       arrivals                              waits           says
   full, each stage        1 of PREPARE with the bytes of the    CHAIN           a tile is there: kE, qg, KT, A2,
@@ -42,7 +47,10 @@ c & 1 fills.  PREPAREs of a cluster's next sequence do not wait for the end of t
   pairs_done, each group  1 of PREPARE, a commit                PREPARE         the product of pairs is there
   KT_done, each group     1 of PREPARE, a commit                PREPARE         KT is in tensor memory
   STATE_ROUNDED           128                                   CHAIN           S is in shared memory, 2^gc_last S in
-                                                                                tensor memory; first: rows of v are
+                                                                                tensor memory; before a piece: CHAIN is
+                                                                                done with the one before; the next one
+                                                                                is known, and rows of v are there; a
+                                                                                state that crosses is
   X_THERE                 128                                   CHAIN           for warps 0 and 1: -X is in shared
                                                                                 memory, and rows of v of the next chunk;
                                                                                 warps 2 and 3 arrive: o of the chunk
@@ -70,7 +78,7 @@ from ...common.cute.entry import Entry, permit_early_launch, wait_for_the_kernel
 from ...common.cute.tile import C, swizzle_128B
 from ..configs import CTA_PIPELINES, CTAS, FIRST_PRODUCER, GROUPS, TMEM, FusedConfig
 from ..parts import umma
-from ..parts.walks import end_of_sequences
+from ..parts.walks import cluster_count, cluster_index, end_of_sequences, share_of
 from .chain import Consumer
 from .prepare import Producer
 
@@ -78,7 +86,7 @@ from .prepare import Producer
 class Fused(Entry):
     def __init__(self, config: FusedConfig):
         self.c = config
-        self.producer, self.consumer = Producer(config), Consumer(config)
+        self.producer, self.consumer, self.share = Producer(config), Consumer(config), share_of(config)
 
     @cute.kernel
     def kernel(self, x):
@@ -98,15 +106,16 @@ class Fused(Entry):
             store(field_at(shared, struct.warp_indices) + warp, [warp])
         if warp == 0:
             umma.allocate(field_at(shared, struct.tmem), TMEM)
+        if warp == 1:
+            self.share.publish(x, shared, cluster_index(), cluster_count())
         self.store_minus_one(field_at(shared, struct.minus_one))
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
         umma.fence_after_thread_sync()                                         # after the allocation
-        walks = x.N * (2 * x.segments - 1) if cutlass.const_expr(self.c.cut) else x.N
         if warp < FIRST_PRODUCER:
-            self.consumer.walk(x, shared, barriers, walks, rank)
+            self.consumer.walk_share(x, shared, barriers, rank)
         else:
-            self.producer.produce(x, shared, barriers, walks, rank)
+            self.producer.produce(x, shared, barriers, rank)
             if cutlass.const_expr(self.c.packed):
                 self.producer.clear(x, end_of_sequences(self.c, x))
         umma.fence_before_thread_sync()

@@ -32,12 +32,12 @@ from ...common.cute.pairs import causal_pair, store_A_kk
 from ...common.cute.rings import phase_of
 from ...common.cute.rows import Rows
 from ...common.cute.tile import GROUP_ROWS, LEAST_BUSY, WARPS, C, swizzle_128B
-from ..configs import CTAS, FIRST_PRODUCER, GROUPS, RING, FusedConfig, record_tile
+from ..configs import CTAS, FIRST_PRODUCER, GROUPS, OF_CHAIN, RING, FusedConfig, record_tile
 from ..parts import umma
 from ..parts.pairs import TensorCoreOfGroup
 from ..parts.state import store_transposed
 from ..parts.teams import MakerGroup, wait, warp_index
-from ..parts.walks import WorkItem, first_item, kept_places, locate_walk, next_item, number_of_cta
+from ..parts.walks import WorkItem, kept_places, locate_walk, number_of_cta, share_of
 from .operands import Multiplied
 
 SENDER = 4                                   # warp that hands the tile over
@@ -46,7 +46,7 @@ SENDER = 4                                   # warp that hands the tile over
 class Producer:
     def __init__(self, config: FusedConfig):
         self.c, self.team, self.fields = config, MakerGroup(config), config.memory
-        self.item = WorkItem(config, self.team)
+        self.item, self.share = WorkItem(config, self.team), share_of(config)
         self.tensor_core = TensorCoreOfGroup(config, self.team)
         self.gate = Gate(config, self.team)
         self.rows = Rows(config, self.team, self.tensor_core, self.fields.tile, negated_kE=config.keeps)
@@ -57,18 +57,16 @@ class Producer:
         self.to_KT = umma.Product(config.K, C, umma.across(C), umma.along(C), range(C // 16))
 
     @cute.jit
-    def produce(self, x, shared, barriers, walks, rank):
+    def produce(self, x, shared, barriers, rank):
         """Make every fourth chunk of all that the cluster walks over."""
         self.team.refresh_warp_index(shared)
         if self.team.warp() == LEAST_BUSY:
             of_group = shared + self.team.number() * self.fields.group.bytes
             self.inverse.zeros(field_at(of_group, self.fields.group.columns), field_at(of_group, self.fields.tile.TA))
         before = Int32(0)
-        walk, head = first_item(self.c, x.HV)
-        while walk < walks:
+        while before < self.share.chunks(shared):
             self.team.refresh_warp_index(shared)
-            begin, tokens = locate_walk(self.c, x, walk)[:2]
-            self.publish(x, shared, walk, head, begin, tokens)
+            self.publish(x, shared)
             chunk = CTAS * self.team.number() + rank - before & RING - 1
             if chunk < self.item.chunks(shared):
                 requested = self.request(x, shared, chunk)
@@ -78,23 +76,30 @@ class Producer:
                     requested = self.produce_one(x, shared, barriers, chunk, phase, rank, filled, requested)
                     chunk += RING
             before += self.item.chunks(shared)
-            walk, head = next_item(self.c, *self.item.walk_and_head(shared), x.HV)
         if cutlass.const_expr(self.c.keeps):
             self.team.refresh_warp_index(shared)
             if self.team.warp() == SENDER:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)               # the copy has read the last tile
 
-    def publish(self, x, shared, walk, head, begin, tokens):
-        """Store what all chunks of a walk need to shared memory."""
-        head_rows = self.gate.rows_of_head(x, begin, head)
-        tiles = None
-        if self.c.keeps:
-            tiles = x.tiles + (Int64(kept_places(self.c, x, walk)[0]) * x.HV + head) * record_tile(self.c.K).bytes
-        self.item.publish(shared, walk, head, tokens, head_rows, tiles)
-        if self.c.bias:
+    @cute.jit
+    def publish(self, x, shared):
+        """Store what all chunks of the next piece need to shared memory."""
+        self.team.meet()                                                       # all have read the item before
+        if self.team.warp() == 0:
+            self.share.find(x, shared, OF_CHAIN + self.team.number(), OF_CHAIN + self.team.number())
+            piece = self.share.found(shared, OF_CHAIN + self.team.number())
+            found = locate_walk(self.c, x, piece.walk).piece(piece)
+            tiles = None
+            if cutlass.const_expr(self.c.keeps):
+                tile = Int64(kept_places(self.c, x, piece.walk)[0]) * x.HV + piece.head
+                tiles = x.tiles + tile * record_tile(self.c.K).bytes
+            self.item.publish(shared, found.tokens, self.gate.rows_of_head(x, found.begin, piece.head), tiles)
+        self.team.meet()                                                       # the item is there
+        if cutlass.const_expr(self.c.bias):
             of_group = shared + self.team.number() * self.fields.group.bytes
+            head_rows, _ = self.item.chunk(shared, Int32(0), x.H, x.HV)
             self.rows.store_bias(head_rows, field_at(of_group, self.fields.group.sums))
-        self.team.meet()                                                       # all of it is there
+            self.team.meet()                                                   # all of the bias is there
 
     @cute.jit
     def request(self, x, shared, chunk):

@@ -47,7 +47,7 @@ class MakerGroup:
     def __init__(self, config: FusedConfig):
         self.c = config
         # For every chunk its warps reload their index; rows of 64 channels leave registers for it.
-        self.reloads = config.K == 128 and (config.cut or not config.one_product)
+        self.reloads = config.K == 128 and (config.cut or config.offsets is not None or not config.one_product)
 
     def refresh_warp_index(self, shared):
         """Set the warp's index before `warp` and `number` are used in a loop."""
