@@ -184,7 +184,6 @@ def sentences(rows: Sequence[Row]) -> dict[str, list[str]]:
         "and # and #% too long where they carry a state": off([*hopper("h16-8k", "chain"), *hopper("h8-32k", "chain")]),
         "`prepare` of Hopper is # to #% too long**, in one shape #%.":
             [*span(makers), *off(hopper("h64-64x128", "prepare"))],
-        "`fused` #% too long at this length": off(hopper("h64-8k", "fused")),
     }
 
 

@@ -27,6 +27,7 @@ class Counts(NamedTuple):
     """What a kernel takes for 64 tokens and one value head."""
 
     warp_instructions: float
+    moves: float                             # those of them that have no instruction in SASS
     mufu: float
     tensor_flops: float
     shared_wavefronts: float
@@ -49,9 +50,10 @@ def moved(run: Run) -> int:
 
 def between(short: Run, long: Run, tokens: int) -> Counts:
     """Return what so many more tokens take, for each block of them."""
+    names = "tensor_flops", "shared_wavefronts", "shared_bytes_past_warps"
     a, b = (
-        (run.counters["warp_instructions"], mufu(run), run.counters["tensor_flops"], run.counters["shared_wavefronts"],
-         run.counters["shared_bytes_past_warps"], moved(run) / TOKENS)
+        (run.counters["warp_instructions"], run.instructions.get("mov", 0), mufu(run),
+         *(run.counters[name] for name in names), moved(run) / TOKENS)
         for run in (short, long)
     )
     return Counts(*((y - x) * TOKENS / tokens for x, y in zip(a, b)))

@@ -30,7 +30,6 @@ AGAIN = ("operands", "again")                # first of a backward that nothing 
 PRODUCTS = {                                 # clocks of those between a state and the next one
     "record": product(128, 64, 128) + product(128, 128, 32), "walk": product(128, 32, 128) + product(128, 128, 32),
 }
-RATES = {"grads": 1.88}                      # instructions a clock, as Hopper's of the same code; others have ISSUED
 COMPOSE = 2.4e-6                             # seconds of a segment, as on an H200
 OF_KERNELS = ("| kernel | warp instructions | MUFU | MFLOP | wavefronts of shared memory | its KiB for products and "
               "copies | bytes per token | launches |")
@@ -40,10 +39,10 @@ OF_SPILLS = "| bytes that grads spills | whole sequences | packed |"
 OF_HEADS = "| heads | operands | record | walk | grads | shares | forward | backward |"
 
 
-def clocks_of(one: Counts, name: str, rate: float) -> dict[str, float]:
+def clocks_of(one: Counts, rate: float) -> dict[str, float]:
     """Return the clocks of one SM that reads and writes so many bytes of memory a clock, by resource."""
     return {
-        "issue slots": one.warp_instructions / RATES.get(name, ISSUED), "exponentials": one.mufu * 32 / MUFU,
+        "issue slots": (one.warp_instructions - one.moves) / ISSUED, "exponentials": one.mufu * 32 / MUFU,
         "tensor cores": one.tensor_flops / 2 / B200.tensor_rate,
         "shared memory": one.shared_wavefronts + one.shared_bytes / B200.operand_rate,
         "memory": one.bytes * TOKENS / rate,
@@ -70,11 +69,11 @@ def seconds(kernels: dict[str, Counts], T: int, H: int) -> dict[str, tuple[float
     pl, times = plan.training_plan(p, SMS), {}
     for name in FORWARD + BACKWARD:
         one = kernels[name]
-        binds, clocks = max(clocks_of(one, name, B200.hbm_rate / SMS).items(), key=lambda pair: pair[1])
+        binds, clocks = max(clocks_of(one, B200.hbm_rate / SMS).items(), key=lambda pair: pair[1])
         time = clocks * T / TOKENS * H / SMS / (GHZ * 1e9)
         if name in PRODUCTS:
             waves = -(-pl.all_segments * H // SMS)
-            of_chunk = {why: x * C / TOKENS for why, x in clocks_of(one, name, B200.hbm_rate_sm).items()}
+            of_chunk = {why: x * C / TOKENS for why, x in clocks_of(one, B200.hbm_rate_sm).items()}
             of_chunk["latency"] = HOPS * HOP + PRODUCTS[name] + LOADS
             why, step = max(of_chunk.items(), key=lambda pair: pair[1])
             alone = waves * pl.segment * step / (GHZ * 1e9)

@@ -58,11 +58,6 @@ FIGURES = (
     in_sentence(BACKWARD, "| shared memory | #, #, #, # | #, #, #, # |", blackwell_step.shared_of_dims),
     in_sentence(BACKWARD, "ms by the clock | #, #, #, # | #, #, #, # |", blackwell_step.times_of_dims),
     in_data("data/clock.json", OF_BLACKWELL, blackwell.of_clock),
-    in_sentence(
-        CLOCK, "which is # clocks for a chunk of 32 tokens and a head. In the clock a chunk takes #,",
-        blackwell.clocks_of_a_chunk,
-    ),
-    in_sentence(CLOCK, "`compose` and `join`: `fused` alone takes # and # ms", blackwell.fused_alone),
     in_table(BLACKWELL, blackwell_times.OF_FORWARDS, blackwell_times.of_forwards),
     in_table(BLACKWELL, blackwell_times.OF_STEPS, blackwell_times.of_steps),
     in_table(BLACKWELL, blackwell_times.OF_BOTH, blackwell_times.of_both),

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import kda
 from kda.backends.common.cute.barriers import Arrivals, Meeting, Pipeline
 from kda.backends.sm90 import configs as sm90
-from kda.backends.sm90.reverse_config import ReverseConfig
+from kda.backends.sm90.reverse_config import ReverseConfig as ReverseOfHopper
+from kda.backends.sm100.reverse_config import ReverseConfig as ReverseOfBlackwell
 from kda.tools.verify.digests import labelled
 
 BACKENDS = pathlib.Path(kda.__file__).parent / "backends"
@@ -52,10 +53,10 @@ def sections(config: Any) -> dict[str, tuple[Pipeline | Meeting, ...]]:
     if isinstance(config, sm90.StreamConfig):
         makes = (*config.group_pipelines, *config.meetings)
         return {"a CTA that makes tiles": makes, "a CTA that walks": config.walker_pipelines}
-    if isinstance(config, ReverseConfig):
-        strips, *meetings = config.meetings
-        computes = (*config.grads.pipelines, *meetings)
-        return {"a CTA that walks": (*config.walker_pipelines, strips), "a CTA that computes gradients": computes}
+    if isinstance(config, ReverseOfHopper | ReverseOfBlackwell):
+        walks = *config.walker_pipelines, *(one for one in config.meetings if one not in config.grads.meetings)
+        computes = *config.grads.pipelines, *config.grads.meetings
+        return {"a CTA that walks": walks, "a CTA that computes gradients": computes}
     if isinstance(config, sm90.FusedConfig):
         form = "a cluster of four" if config.helped else "a CTA alone, or a cluster of two"
         return {form: config.pipelines, LAST: config.meetings}

@@ -250,8 +250,10 @@ RECORDED = faults({"sm100/fwd/operands": {
         "back", "tcgen05-fence", "umma.fence_before_thread_sync()\n            IMAGE_THERE", "IMAGE_THERE"
     ),
     "products do not see rows of do": ("back", "proxy", 'cute.arch.fence_proxy("async.shared", space="cta")'),
-    "dv is read before it is there": ("back", "uninitialised", "cute.arch.mbarrier_wait(s.out, j & 1)"),
-    "dh is read before all is added": ("back", "race-write-read", "cute.arch.mbarrier_wait(s.added, j & 1 ^ 1)"),
+    "dv is read before it is there": ("back", "uninitialised", "cute.arch.mbarrier_wait(s.out, turn & 1)"),
+    "dh is read before all is added": (
+        "back", "race-write-read", "cute.arch.mbarrier_wait(s.added, turn & 1 ^ 1)\n            umma", "umma"
+    ),
     "the last dh is not kept": ("back", "wrong answer", "(i & 1) == 1 or j == 0", "(i & 1) == 1"),
     "T' instead of A2": ("back", "wrong answer", "self.tile.TA.offset + A2)", "self.tile.TA.offset)"),
     "tensor memory is not given back": ("back", "tmem-leak", "umma.free(c.allocated, self.begin)"),
@@ -344,4 +346,41 @@ BACKWARD = faults({"sm100/bwd/grads": {
         "long", "wrong answer", "packed.fused(packed.from_bf16(y[w]), less[w // HALVES], found[w])", "found[w]"
     ),
     "a gate gains what a key loses": ("long", "wrong answer", "packed.negative(row[2])", "row[2]"),
+}})
+
+REVERSE = faults({"common/cute/grads/queue": {
+    "an item is added before dv and dh are in memory": (
+        "one grid", "race-read-write", "cute.arch.mbarrier_wait(s.stored + turn, before >> 1 & 1)", "pass", 2
+    ),
+    "the queue orders nothing": ("one grid", "race-write-read", 'sem="release"', 'sem="relaxed"', 2),
+    "the queue is read without an order": ("one grid", "race-write-read", 'sem="acquire"', 'sem="relaxed"', 2),
+    "items are computed in another order than walks add them": (
+        "one grid", "race-write-read or out-of-bounds", "if item < items:", "if item < 0:", 2
+    ),
+    "the first item that a walk adds is its last": (
+        "one grid", "race-read-write or race-write-read", "place.pairs - 1 - j) * x.HV", "j) * x.HV", 2
+    ),
+    "dh of an item of one tile comes over another one": (
+        "one grid", "out-of-bounds", "2 * pair + 1 < place.steps", "2 * pair < place.steps", 2
+    ),
+}, "sm100/bwd/reverse": {
+    "PUBLISH is told of dh before memory has it": (
+        "one grid", "race-write-read", "wait_group(0)", "wait_group(0, read=True)", 2
+    ),
+    "dh comes over a tile that is still to be read": (
+        "one grid", "race-read-write", "cute.arch.mbarrier_wait(s.full + next_stage, next_phase)", "pass", 2
+    ),
+    "halves of dh come over one tile": ("one grid", "wrong answer", "image + n * half,", "image,"),
+    "a walk counts its turns from its beginning": ("two walks", "deadlock", "turn += place.steps", "turn += 0"),
+    "a walk counts its items from its beginning": ("two walks", "deadlock", "before += place.pairs", "before += 0"),
+    "items come where a walk still reads": ("two walks", "race-read-write", "cute.arch.sync_threads()", "pass", 2),
+    "the walk does not know that tensor memory is there": (
+        "one grid", "tcgen05-fence", f"umma.fence_after_thread_sync(){41 * SPACE}# tensor", "pass  #"
+    ),
+}, "sm100/bwd/walk": {
+    "an item is announced before its second chunk has been walked over": (
+        "one grid", "race-write-read",
+        "if (i & 1) == 1 and j > 0:\n                    self.announce(s, before + place.pairs - 1 - (i + 1 >> 1))",
+        "if (i & 1) == 1 or j == 0:\n                    self.announce(s, before + place.pairs - 1 - (i >> 1))", 2
+    ),
 }})

@@ -58,7 +58,7 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "what a block passes on does not decay": (
         "gradients", "wrong answer", "flat[2][8 * b + j] * back[j // 2 % 2]", "flat[2][8 * b + j] * x.one"
     ),
-}, "sm90/bwd/reverse": {
+}, "common/cute/grads/queue": {
     "an item is added before dv and dh are in memory": (
         "gradients, one grid", "race-write-read", "cute.arch.mbarrier_wait(s.stored + turn, before >> 1 & 1)", "pass", 2
     ),
@@ -72,17 +72,18 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "the first item that a walk adds is its last": (
         "gradients, one grid", "race-read-write or race-write-read", "place.pairs - 1 - j) * x.HV", "j) * x.HV", 2
     ),
-    "PUBLISH is told of dh before memory has it": (
-        "gradients, one grid", "race-write-read", "wait_group(0)", "wait_group(0, read=True)", 2
-    ),
-    "dh comes over a tile that is still to be read": (
-        "gradients, one grid", "race-read-write", "cute.arch.mbarrier_wait(s.full + following, its_phase)", "pass", 2
-    ),
     "dh of an item of one tile comes over another one": (
         "gradients, one grid", "out-of-bounds", "2 * pair + 1 < place.steps", "2 * pair < place.steps", 2
     ),
     "LOAD is not told where dh lies": (
         "gradients, one grid", "out-of-bounds", "store(x.places_of_dh + item * len(places), places)", "pass", 2
+    ),
+}, "sm90/bwd/reverse": {
+    "PUBLISH is told of dh before memory has it": (
+        "gradients, one grid", "race-write-read", "wait_group(0)", "wait_group(0, read=True)", 2
+    ),
+    "dh comes over a tile that is still to be read": (
+        "gradients, one grid", "race-read-write", "cute.arch.mbarrier_wait(s.full + following, its_phase)", "pass", 2
     ),
     "values come where a walk still reads": (
         "gradients, one grid", "race-read-write or race-write-write", "cute.arch.sync_threads()\n\n", "pass\n\n", 2

@@ -180,7 +180,7 @@ def test_an_arrow_says_how_many_arrivals_its_pipeline_has(pictures):
 
 def test_the_table_in_a_kernels_docstring_is_that_of_its_configurations(pictures):
     sources = pictures.protocols.sources()
-    assert len(sources) == 13
+    assert len(sources) == 14
     said = "python docs/pictures/protocols.py writes them"
     assert [str(file) for file, source in sources.items() if file.read_text() != source] == [], said
 

@@ -9,7 +9,7 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from benchmarks import pages
 from benchmarks.counted import figures as tables
-from benchmarks.counted import float32, hopper
+from benchmarks.counted import blackwell_times, float32, hopper
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("libnvrtc")]
 
@@ -49,6 +49,13 @@ def test_rows_that_are_counted_soon_are_on_the_page(name):
 def test_all_figures_of_a_page_are_those_of_its_kernels(figures):
     text = page_of(figures.page)
     assert figures.renewed(text, figures.count()) == text, SAID
+
+
+@pytest.mark.exhaustive
+def test_counts_of_blackwells_kernels_and_the_clock_agree_within_a_quarter():
+    for name, (counted, why, clock) in blackwell_times.compared().items():
+        if name != "shares":                                                   # some microseconds, of which a launch is part
+            assert abs(counted / clock - 1) < 0.25, (name, counted, why, clock)
 
 
 @FIGURES

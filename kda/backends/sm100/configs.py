@@ -536,6 +536,10 @@ class WalkConfig(StateConfig):
     strips = 1                               # CTAs of a head
 
     @property
+    def cut(self) -> bool:
+        return self.walk == "segments"
+
+    @property
     def state_pipelines(self) -> tuple[Pipeline, ...]:
         return (
             *ring_of_tiles("WALK", "do", self.stages, commit("WALK"), "no product reads the stage any more"),
@@ -548,13 +552,18 @@ class WalkConfig(StateConfig):
         return self.state_pipelines
 
     @cached_property
-    def struct(self) -> Struct:
-        fields = dict(
+    def memory(self) -> Struct:
+        """What the walk has beside mbarriers."""
+        return Struct(
+            align=1024,
             stages=several(self.stage, self.stages),
             S=array("bfloat16", 2, self.K, self.V, align=1024),                # rounded, of every other chunk
             dv=array("bfloat16", C, self.V, align=1024),
         )
-        return Struct(align=1024, **fields, **mbarriers(self.pipelines), **OF_CTA)
+
+    @cached_property
+    def struct(self) -> Struct:
+        return Struct(align=1024, **self.memory.fields, **mbarriers(self.pipelines), **OF_CTA)
 
 
 OTHER_LANES = 16 << 16                       # from 16 lanes of a warp to the other 16
@@ -588,7 +597,7 @@ class GradsColumns:
 @dataclass(frozen=True)
 class GradsConfig(TrainedConfig, GradsOptions):
     rows_of_values = MappingProxyType({"do": 2 * TOKENS, "dv": 2 * TOKENS, "r": TOKENS})
-    pieces = 8                               # of a row of a panel: then a thread has one place in all panels
+    pieces = 8                               # a panel's row has so many: a thread has one place in all panels
     product_pipelines = (
         Pipeline("products", commit("MATH"), "MATH", "first: G is in tensor memory; second: products of states are", 2),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from .configs import (
     WalkConfig,
     record_tile,
 )
+from .reverse_config import ReverseConfig
 
 if TYPE_CHECKING:
     from ptxkit.compile.launch_list import Location
@@ -45,13 +47,17 @@ if TYPE_CHECKING:
     from ..common.routine import Draft
 
 Forward = FusedConfig | ComposeConfig | JoinConfig
-Recorded = TablesConfig | KeepingConfig | OperandsConfig | RecordConfig | WalkConfig | GradsConfig | SharesConfig
+Recorded = (
+    TablesConfig | KeepingConfig | OperandsConfig | RecordConfig | WalkConfig | GradsConfig | ReverseConfig
+    | SharesConfig
+)
 Config = Forward | Recorded
 KERNELS = {
     FusedConfig: "sm100.fwd.fused", ComposeConfig: "common.cute.compose", JoinConfig: "common.cute.join",
     KeepingConfig: "sm100.fwd.fused",
     TablesConfig: "common.cute.tables", OperandsConfig: "sm100.fwd.operands", RecordConfig: "sm100.fwd.record",
     WalkConfig: "sm100.bwd.walk", GradsConfig: "sm100.bwd.grads", SharesConfig: "common.cute.shares",
+    ReverseConfig: "sm100.bwd.reverse",
 }
 
 # Chunks that a cluster walks over in the time of two more launches, of a segment more in compose, for so many heads at
@@ -163,9 +169,9 @@ def walk_config(p: Problem, cut: bool, alone: bool) -> WalkConfig:
 class Clocks(NamedTuple):
     """The clocks of a chunk of a call that keeps."""
 
-    operands: int                            # of an SM
-    record: int                              # of a step
-    fused: int                               # of a step, in a cluster
+    operands: int                            # for an SM
+    record: int                              # for a step
+    fused: int                               # for a step, in a cluster
 
 
 # As the clock predicts them for a B200, by whether one product makes all pairs.
@@ -195,6 +201,22 @@ def keeping_config(p: Problem, clusters: shared.Clusters, results: bool) -> Keep
     )
 
 
+def grads_config(p: Problem) -> GradsConfig:
+    return GradsConfig(**chunk_options(p), packed=p.packed)
+
+
+def reverse_config(p: Problem, cut: bool, save: Save) -> ReverseConfig | None:
+    """Return walk and grads in one grid, if a CTA has all of an SM.  A walk has a stage more where grads has rows of
+    g."""
+    grads = dataclasses.replace(grads_config(p), shares_over_h=save is Save.NOTHING)
+    if grads.ctas > 1:
+        return None
+    walk = walk_config(p, cut, False)
+    if "g" in grads.rows.fields:
+        walk = dataclasses.replace(walk, stages=walk.stages + 1)
+    return ReverseConfig(walk, grads, save is not Save.OWN)
+
+
 TRAINING = shared.Makers(
     tile_bytes=lambda K: record_tile(K).bytes,
     prepare=lambda p: OperandsConfig(**chunk_options(p), packed=p.packed),
@@ -204,7 +226,8 @@ TRAINING = shared.Makers(
     ),
     walk=walk_config,
     carry_back=lambda p, alone: WalkConfig(p.packed, "carry", False, "float32", False, K=p.K, V=p.V),
-    grads=lambda p: GradsConfig(**chunk_options(p), packed=p.packed),
+    grads=grads_config,
+    reverse=reverse_config,
     one_kernel=one_kernel_that_keeps,
     fused=keeping_config,
     clusters=(PAIRS,),

@@ -6,6 +6,9 @@ row, its kernel loops over the row, and its time is extrapolated from both short
 predicted from some waves on a few SMs.  If a short row has another plan, the direction runs with the requested row,
 still on a few SMs.  Packed sequences are assumed to have equal lengths, their mean.
 
+CTAs of a grid that wait for each other's results (`_waits_inside`) run on a few SMs that all run in detail, with those
+SMs' share of the heads.
+
 A kernel whose grid grows with the row is assumed to need the same time per CTA in any call, so it runs in one call for
 all shapes, a row of 1,024 tokens and 64 heads (`alike`), and its time with more CTAs follows.  A prediction depends
 only on its own arguments: everything that is kept between predictions is a function of them.
@@ -25,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 import kda
+from kda.model.force import Force, forced, forcing
 from kda.tools.measure.shapes import BenchShape
 from kda.tools.verify.cases import Case, Spec, make
 from kda.tools.verify.definition import leaves_of
@@ -36,6 +40,7 @@ from ptxkit.timing.clock import Clock, Setting, longer
 SHORT = ((512, 1024), (1024, 2048))  # tokens of a row, of what stands for a longer one
 BLOCK = 64  # tokens that are drawn; a row repeats them
 WAVES, SMS = 3, 8                            # waves and SMs that run in detail
+FEW_SMS = range(12, 21)                      # SMs that run a grid whose CTAs wait for each other
 TOKENS, HEADS, PACKED = 1024, 64, 8          # size of the call that stands for others; PACKED: its sequences, if packed
 MANY = 1 << 20                               # clusters, more waves than are looked at
 ERRORS = Path(__file__).with_name("errors.json")
@@ -219,16 +224,36 @@ def predict(
     return Prediction(forward + _way(call, chip, True))
 
 
-@functools.lru_cache(maxsize=64)
 def _way(call: PredictedCall, chip: str, backward: bool) -> tuple[PredictedLaunch, ...]:
     """Predict the launches of one direction."""
+    return _forced_way(call, chip, backward, forced())
+
+
+@functools.lru_cache(maxsize=64)
+def _forced_way(call: PredictedCall, chip: str, backward: bool, force: Force) -> tuple[PredictedLaunch, ...]:
     row = call.row
     launches = call.launches(row, backward)
     works = _working(launches, call, backward)
-    settings = [_setting(chip, one, n) for one, n in zip(launches, works)]
+    settings = [None if _waits_inside(one) else _setting(chip, one, n) for one, n in zip(launches, works)]
     most = WAVES * CHIPS[chip].sms
-    same = alike(call.like, chip, backward) if any(one.waves and one.clusters > most for one in settings) else {}
-    known = [_known(same, one, setting) for one, setting in zip(launches, settings)]
+    large = any(one and one.waves and one.clusters > most for one in settings)
+    same = alike(call.like, chip, backward) if large else {}
+    known = [setting and _known(same, one, setting) for one, setting in zip(launches, settings)]
+    with forcing(**dict.fromkeys(["reverse"] * any(map(_waits_inside, launches)), True)):
+        return _predicted(call, chip, backward, launches, settings, known)
+
+
+def _predicted(
+    call: PredictedCall, chip: str, backward: bool, launches: list[Any], settings: list[Setting | None],
+    known: list[Clock | None],
+) -> tuple[PredictedLaunch, ...]:
+    row = call.row
+
+    def clocks(row: int, settings: list[Setting | None], known: list[Clock | None]) -> list[Any]:
+        found = call.clocks(row, backward, settings, known)
+        return [_on_few_sms(call, chip, backward, row) if _waits_inside(one) else clock
+                for one, clock in zip(launches, found)]
+
     for few, many in SHORT:
         if many >= row:
             break
@@ -237,15 +262,42 @@ def _way(call: PredictedCall, chip: str, backward: bool) -> tuple[PredictedLaunc
         if len(names) == 1:
             walks = [a.grid == b.grid == c.grid for a, b, c in zip(short, long, launches)]
             known = [None if walk else clock for walk, clock in zip(walks, known)]
-            in_short = [one if walk or not one.waves else None for one, walk in zip(settings, walks)]
-            a = call.clocks(few, backward, in_short, [None] * len(known))
-            b = call.clocks(many, backward, settings, known)
+            in_short = [one if one and (walk or not one.waves) else None for one, walk in zip(settings, walks)]
+            a = clocks(few, in_short, [None] * len(known))
+            b = clocks(many, settings, known)
             each = [
                 longer((few, x), (many, y), row).clocks if walk else y.clocks for walk, x, y in zip(walks, a, b)
             ]
             return _joined(launches, b, each, backward)
-    clocks = call.clocks(row, backward, settings, known)
-    return _joined(launches, clocks, [clock.clocks for clock in clocks], backward)
+    found = clocks(row, settings, known)
+    return _joined(launches, found, [clock.clocks for clock in found], backward)
+
+
+def _waits_inside(launch: Any) -> bool:
+    """Return whether CTAs of the grid wait for others of it, so that a part of the grid would wait for ever."""
+    return family_of(launch.kernel.name) == "reverse"
+
+
+def _on_few_sms(call: PredictedCall, chip: str, backward: bool, row: int) -> Clock:
+    """Return the clock of a grid whose CTAs wait for each other, with a row of so many tokens."""
+    s, all_ = call.shape, int(CHIPS[chip].sms)
+
+    def heads(sms: int) -> int:
+        return max(1, round(s.H * sms / all_))
+
+    def busier(sms: int) -> float:                                             # than these SMs with whole heads
+        return s.H * sms / all_ / heads(sms)
+
+    sms = min(FEW_SMS, key=lambda sms: abs(math.log(busier(sms))))
+    few = call._replace(shape=s._replace(H=heads(sms), HV=heads(sms) * (s.heads // s.H)))
+    with forcing(sms=sms, reverse=True):
+        launches = few.launches(row, backward)
+        settings = [_setting(chip, one, _clusters(one)) if _is_table(one)
+                    else Setting(chip, all_ * _clusters(one) // sms, sms=sms) if _waits_inside(one) else None
+                    for one in launches]
+        found = few.clocks(row, backward, settings, [None] * len(launches))
+    (clock,) = (clock for clock, one in zip(found, launches) if clock and _waits_inside(one))
+    return replace(clock, clocks=clock.clocks * busier(sms))
 
 
 Alike = dict[tuple[Any, ...], Clock]         # the clock of each kernel
@@ -347,7 +399,7 @@ def _joined(
 
 def forget() -> None:
     """Forget all predictions: for those who change how a backend plans."""
-    _way.cache_clear()
+    _forced_way.cache_clear()
     _ALIKE.clear()
 
 

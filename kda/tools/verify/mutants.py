@@ -58,6 +58,8 @@ CALLS = {
         "backward of heads of 64 channels": packed(230, 0, 40, 20, K=64, V=64, sms=2, backward=True),
         "the same of any gate, of segments":
             packed(390, K=64, V=64, gate="softplus", segment_chunks=6, sms=2, backward=True),
+        "one grid walks back and computes gradients":
+            packed(200, 0, 65, padding=70, segment_chunks=0, reverse=True, walkers=2, sms=3, backward=True),
     },
     "sm90": {
         "one kernel, clusters of two": packed(600, 0, 65, form="one kernel"),

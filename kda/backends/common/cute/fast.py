@@ -6,7 +6,7 @@ from cutlass import Float32, Int32, Int64, Uint16, Uint32
 LOG2_E = 1.4426950408889634
 FLOOR = -127.0                               # 2^FLOOR is nothing, and sums of a chunk stay finite
 NORM_EPS = 1e-6
-LARGEST = 3.0e38                             # of finite numbers instead of infinite ones
+LARGEST = 3.0e38                             # stands where a number would be infinite
 # log(1 + e) / e for e in [0, 1], from the constant on: within 2e-7 of it.
 LOG1P = (0.9999998211860657, -0.4999740421772003, 0.33275479078292847, -0.24495463073253632, 0.17745241522789001,
          -0.10768171399831772, 0.04408963397145271, -0.008539208211004734)

@@ -1,6 +1,8 @@
 """Where sequences and their segments lie: tokens, chunks, kept states, checkpoints; and tokens of no sequence, whose
 rows of o become zero: a warp clears a row of one head at a time."""
 
+from typing import Any, NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
@@ -26,6 +28,29 @@ def place_of_segment(c, x, p, chunks, segments, segment):
         begin, left, chunk = Int64(n) * x.T + skipped * C, x.T - skipped * C, n * chunks + skipped
         state = n * ((chunks + every - 1) // every) + skipped // every
     return n, begin, left, chunk, state
+
+
+class WalkPlace(NamedTuple):
+    """What is walked over back: 64 columns of a value head in a segment of a sequence, or all of them."""
+
+    p: Any                                   # the segment among those of all
+    n: Any                                   # its sequence
+    first: Any                               # whether the sequence begins with it
+    chunk: Any                               # its first chunk
+    state: Any                               # its first kept state
+    head: Any
+    strip: Any
+    first_v: Any                             # its first element of do and dv
+    tokens: Any
+
+    @property
+    def steps(self):
+        return (self.tokens + C - 1) // C
+
+    @property
+    def pairs(self):
+        """Chunks of bwd/grads."""
+        return (self.tokens + 2 * C - 1) // (2 * C)
 
 
 def begins_sequence(c, x, p):

@@ -47,7 +47,7 @@ from ...common.cute.grads.places import HALVES, STEPS
 from ...common.cute.training import TOKENS
 from ..configs import GradsConfig
 from ..parts import umma
-from .load import Load
+from .load import PanelLoader
 from .rows import PairRows
 
 TENSORS = GradsConfig.arguments.tensor_names()
@@ -81,6 +81,18 @@ class Math(PairRows):
         self.of_G = umma.Product(TOKENS if self.alone else 2 * TOKENS, TOKENS, rows, umma.along(TOKENS), steps)
         self.of_h = umma.Product(K, TOKENS, umma.along(K), rows, steps)
         self.of_dh = umma.Product(K, TOKENS, umma.along(K), umma.along(TOKENS), steps)
+
+    @cute.jit
+    def run(self, x, s):
+        """From item to item, until no item is left; then tensor memory is given back."""
+        i = Int32(0)
+        while there_is(s, i):
+            self.item(x, s, i)
+            i += 1
+        umma.fence_before_thread_sync()
+        self.warps.sync()                                                      # all have read tensor memory
+        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
+            umma.free(self.c.allocated, load_one(s.tmem) if self.c.ctas > 1 else 0)
 
     def refresh(self, s):
         """Reload the thread's number from shared memory, so that ptxas cannot hoist what follows from it out of the
@@ -270,42 +282,25 @@ class Math(PairRows):
             self.times_step(acc, b, factors)
 
 
-class Grads(Entry):
-    def __init__(self, config: GradsConfig):
-        self.c = config
-        self.loader, self.math = Load(config), Math(config)
+class GradsEntry(Entry):
+    """A kernel whose CTAs compute gradients, with `loader` and `math`."""
 
-    @cute.kernel
-    def kernel(self, x):
-        shared = SmemAllocator().allocate_array(Uint8, self.c.shared, byte_alignment=1024)
-        s = self.fields(shared)
+    @cute.jit
+    def set_up(self, x, shared, s):
+        """Set up mbarriers and tensor memory, and what is read again and again from shared memory."""
+        thread = cute.arch.thread_idx()[0]
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        if cute.arch.thread_idx()[0] == 0:
+        if thread == 0:
             initialise(s, self.c.pipelines)
             cute.arch.mbarrier_init_fence()
             for n, name in enumerate(TENSORS):
                 store(s.tensors + n, [getattr(x, name).toint()])
             store(s.base_desc, [(shared.toint().to(Uint32) & 0x3FFFF) >> 4])
-        if warp < self.c.math_warps:
-            store(s.threads + cute.arch.thread_idx()[0], [cute.arch.thread_idx()[0]])
+        if warp < self.math.c.math_warps:
+            store(s.threads + thread, [thread])
         if warp == 0:
-            umma.allocate(s.tmem, self.c.allocated)
+            umma.allocate(s.tmem, self.math.c.allocated)
         cute.arch.sync_threads()
-        x = Reloaded(x, s)
-        of_math, of_load = self.c.registers
-        if warp < self.c.math_warps:
-            cute.arch.setmaxregister_increase(of_math)
-            i = Int32(0)
-            while there_is(s, i):
-                self.math.item(x, s, i)
-                i += 1
-            umma.fence_before_thread_sync()
-            self.math.warps.sync()                                             # all have read tensor memory
-            if warp == 0:
-                umma.free(self.c.allocated, load_one(s.tmem) if self.c.ctas > 1 else 0)
-        else:
-            cute.arch.setmaxregister_decrease(of_load)
-            self.loader.run(x, s)
 
     def fields(self, shared):
         """Return pointers to what lies in shared memory, by name."""
@@ -314,6 +309,25 @@ class Grads(Entry):
         do = found.pop("do_dv")
         found |= dict(do=do, dv=do + TOKENS * 64)
         return namedtuple("Shared", found)(**found)
+
+
+class Grads(GradsEntry):
+    def __init__(self, config: GradsConfig):
+        super().__init__(config)
+        self.loader, self.math = PanelLoader(config), Math(config)
+
+    @cute.kernel
+    def kernel(self, x):
+        shared = SmemAllocator().allocate_array(Uint8, self.c.shared, byte_alignment=1024)
+        s = self.fields(shared)
+        self.set_up(x, shared, s)
+        x, (of_math, of_load) = Reloaded(x, s), self.c.registers
+        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) < self.c.math_warps:
+            cute.arch.setmaxregister_increase(of_math)
+            self.math.run(x, s)
+        else:
+            cute.arch.setmaxregister_decrease(of_load)
+            self.loader.run(x, s)
 
 
 build = Grads.build

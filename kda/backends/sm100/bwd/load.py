@@ -10,7 +10,7 @@ from ...common.cute.grads.load import Loader
 from ...common.cute.training import LOAD_WARPS, STEP, TOKENS
 
 
-class Load(Loader):
+class PanelLoader(Loader):
     @cute.jit
     def make_norms(self, s, i, of_tokens, tokens):
         """A warp has half of the tokens of q or k: 16 of them times each other, of which it keeps the diagonal."""

@@ -20,8 +20,8 @@ from ...common.cute.training import STEP, TOKENS, GradsOptions
 from ..configs import GradsColumns
 from ..parts import umma
 
-PAIRS = 4                                    # of a step: tokens 0 and 1 of both halves, then tokens 2 and 3
-LEAST = -127.0                               # of a sigmoid's argument: 1 / (1 + 2^127) is 0, and 2^127 finite
+PAIRS = 4                                    # in a step: tokens 0 and 1 of both halves, then tokens 2 and 3
+LEAST = -127.0                               # a sigmoid's least argument: 1 / (1 + 2^127) is 0, and 2^127 finite
 
 
 def pairs_of(values):

@@ -33,7 +33,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from ...common.cute.rings import advance
-from ...common.cute.segments import begins_sequence, place_of_segment
+from ...common.cute.segments import WalkPlace, begins_sequence, place_of_segment
 from ...common.cute.tile import C
 from ..configs import IMAGE_THERE, ROWS_THERE, STATE_WARPS, WalkConfig
 from ..parts import umma
@@ -44,7 +44,10 @@ A2 = C * 2                                   # bytes from T' - I
 
 
 class Walk(Walker):
+    """`announces`: others are told, `announce(s, number)`, when dv and dh of 64 tokens are in memory."""
+
     back = True
+    announces = False
 
     def __init__(self, config: WalkConfig):
         super().__init__(config)
@@ -67,42 +70,47 @@ class Walk(Walker):
             umma.fence_after_thread_sync()
             self.find_tensor_memory(s)
             tokens = cutlass.min(left, x.segment * C)
-            steps = (tokens + C - 1) // C
+            place = WalkPlace(p, n, first, chunk, state, head, 0, (begin * x.HV + head) * c.V, tokens)
             if warp == STATE_WARPS:
-                self.load(x, s, x.do, begin, tokens, chunk, head, steps)
+                self.load(x, s, x.do, begin, tokens, chunk, head, place.steps)
             else:
-                if cutlass.const_expr(c.walk == "segments"):
-                    self.enter(x.dht, p * x.HV + head, False)
-                elif cutlass.const_expr(c.dht):
-                    self.enter(x.dht, n * x.HV + head, c.v_first)
-                else:
-                    self.enter_constant(False)
-                self.walk(x, s, begin, state, head, tokens, steps)
-                if cutlass.const_expr(c.carry):
-                    self.leave(x.dh0, p * x.HV + head, False)
-                elif cutlass.const_expr(c.dh0 is not None) and first:
-                    self.leave(x.dh0, n * x.HV + head, c.v_first)
-                umma.fence_before_thread_sync()
+                self.walk(x, s, place, Int32(0), Int32(0), Int32(0), Int32(0))
             cute.arch.sync_threads()                                           # tensor memory is unused
             if warp == 0:
                 umma.free(c.allocated, self.begin)
 
     @cute.jit
-    def walk(self, x, s, begin, state, head, tokens, steps):
-        """WALK: from chunk to chunk."""
-        c, warp = self.c, cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        of_state = c.K * c.V
-        element = (begin * x.HV + head) * c.V
-        kept = x.dh + (Int64(state) * x.HV + head) * of_state
-        stage, phase = Int32(0), Int32(0)
+    def walk(self, x, s, place, stage, phase, turn, before):
+        """WALK: from the state's gradient behind the last chunk to that before the first.  The ring is at a stage, and
+        the CTA has walked over `turn` chunks and announced `before` items; returns where the ring is then."""
+        c, n = self.c, place.n * x.HV + place.head
+        if cutlass.const_expr(c.walk == "segments"):
+            self.enter(x.dht, place.p * x.HV + place.head, False)
+        elif cutlass.const_expr(c.dht):
+            self.enter(x.dht, n, c.v_first)
+        else:
+            self.enter_constant(False)
+        stage, phase = self.go(x, s, place, stage, phase, turn, before)
+        if cutlass.const_expr(c.carry):
+            self.leave(x.dh0, place.p * x.HV + place.head, False)
+        elif cutlass.const_expr(c.dh0 is not None) and place.first:
+            self.leave(x.dh0, n, c.v_first)
+        umma.fence_before_thread_sync()
+        return stage, phase
+
+    @cute.jit
+    def go(self, x, s, place, stage, phase, turn, before):
+        """From chunk to chunk."""
+        c, warp, steps = self.c, cute.arch.make_warp_uniform(cute.arch.warp_idx()), place.steps
         if warp == 0 and steps > 0:
             self.issue_ahead(s, stage, phase)
         for j in cutlass.range(steps, unroll=1):
             i = steps - 1 - j
-            image = s.S + (j & 1) * of_state
+            image = s.S + (turn & 1) * (c.K * c.V)
             to = s.stages + stage * self.stage.bytes
+            next_stage, next_phase = advance(stage, phase, c.stages)
             cute.arch.mbarrier_wait(s.full + stage, phase)
-            cute.arch.mbarrier_wait(s.added, j & 1 ^ 1)
+            cute.arch.mbarrier_wait(s.added, turn & 1 ^ 1)
             umma.fence_after_thread_sync()
             if cutlass.const_expr(not c.carry):
                 if warp == 0:
@@ -113,15 +121,18 @@ class Walk(Walker):
             if warp == 0:
                 umma.fence_after_thread_sync()
                 with cute.arch.elect_one():
-                    self.issue_on_state(s, stage, j)
-                    if cutlass.const_expr(not c.carry):
-                        if (i & 1) == 1 or j == 0:                             # leaves two chunks, or the last one
-                            self.send_image(kept + Int64(i >> 1) * x.HV * of_state, image)
-            cute.arch.mbarrier_wait(s.out, j & 1)
+                    self.issue_on_state(s, stage, turn)
+            if cutlass.const_expr(self.announces):                             # the item behind, beside products
+                if (i & 1) == 1 and j > 0:
+                    self.announce(s, before + place.pairs - 1 - (i + 1 >> 1))
+            if warp == 0:
+                if cutlass.const_expr(not c.carry):
+                    if (i & 1) == 1 or j == 0:                                 # leaves two chunks, or the last one
+                        self.send(x, s, place, i, image, next_stage, next_phase)
+            cute.arch.mbarrier_wait(s.out, turn & 1)
             umma.fence_after_thread_sync()
             self.put_rows(self.begin + self.tmem.out, s.dv)
             ROWS_THERE.sync()
-            next_stage, next_phase = advance(stage, phase, c.stages)
             if warp == 0:
                 umma.fence_after_thread_sync()
                 with cute.arch.elect_one():
@@ -132,12 +143,23 @@ class Walk(Walker):
                 if j + 1 < steps:
                     self.issue_ahead(s, next_stage, next_phase)
             if cutlass.const_expr(not c.carry):
-                self.store_rows(x.dv, element, s.dv, i * C, tokens - i * C, x.HV)
+                self.store_rows(x.dv, place.first_v, s.dv, i * C, place.tokens - i * C, x.HV)
             stage, phase = next_stage, next_phase
-        cute.arch.mbarrier_wait(s.added, steps & 1 ^ 1)
+            turn += 1
+        cute.arch.mbarrier_wait(s.added, turn & 1 ^ 1)
         umma.fence_after_thread_sync()
-        if cutlass.const_expr(not c.carry):
+        if cutlass.const_expr(self.announces):
+            if steps > 0:
+                self.announce(s, before + place.pairs - 1)
+        elif cutlass.const_expr(not c.carry):
             self.wait_for_last_image()
+        return stage, phase
+
+    def send(self, x, s, place, i, image, next_stage, next_phase):
+        """A thread of warp 0 sends dh that leaves chunk i; the tile of the chunk before it comes to the next stage."""
+        to = x.dh + ((Int64(place.state) + (i >> 1)) * x.HV + place.head) * (self.c.K * self.c.V)
+        with cute.arch.elect_one():
+            self.send_image(to, image)
 
     def issue_ahead(self, s, stage, phase):
         """Warp 0 issues do^T @ A2 of a chunk, once it is there."""
@@ -148,9 +170,9 @@ class Walk(Walker):
         with cute.arch.elect_one():
             umma.multiply(self.ahead, self.begin + self.tmem.out, s.base_desc, of_do, of_A2, False)
 
-    def issue_on_state(self, s, stage, j):
+    def issue_on_state(self, s, stage, turn):
         """One thread issues the product that needs dh, then the one that only needs it decayed."""
-        tile, image = stage * self.stage.bytes, self.c.struct.S.offset + (j & 1) * self.image
+        tile, image = stage * self.stage.bytes, self.c.struct.S.offset + (turn & 1) * self.image
         of_do = tile + self.stage.rows.offset
         umma.multiply(self.on_state, self.begin + self.tmem.out, s.base_desc, image, tile + self.tile.KT.offset, True)
         umma.commit(s.out)

@@ -59,10 +59,15 @@ class Walker(Entry):
     @cute.jit
     def load(self, x, s, source, begin, tokens, chunk, head, steps, has_rows=True):
         """LOAD copies tiles, and rows of `source` (v or do), into the ring."""
+        first = (begin * x.HV + head) * self.c.V
+        self.load_on(x, s, source, first, tokens, chunk, head, steps, has_rows, Int32(0), Int32(0))
+
+    @cute.jit
+    def load_on(self, x, s, source, element, tokens, chunk, head, steps, has_rows, stage, phase):
+        """The same from a stage of the ring on, rows from an element on; returns where the ring is then."""
         lane = cute.arch.lane_idx()
         row, column = self.place_of_piece(lane)
-        address = source.toint() + ((begin * x.HV + head) * self.c.V + column) * 2
-        stage, phase = Int32(0), Int32(0)
+        address = source.toint() + (element + column) * 2
         for j in cutlass.range(steps, unroll=1):
             i = steps - 1 - j if cutlass.const_expr(self.back) else j
             to = s.stages + stage * self.stage.bytes
@@ -80,6 +85,7 @@ class Walker(Entry):
                     copy_16_bytes_later(fast.row(address, token, x.HV * Int32(2 * self.c.V)), in_shared(below))
             arrive_when_copied(s.full + stage)
             stage, phase = advance(stage, phase, self.c.stages)
+        return stage, phase
 
     def find_tensor_memory(self, s):
         """Load where the CTA's tensor memory begins, once it is allocated: all of it at 0."""

@@ -26,8 +26,6 @@ adds to dh; the transposed M of the forward is what it multiplies dh by, and com
   at K = 64 the tile 17 and dh 8
 """
 
-from typing import Any, NamedTuple
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Int32, Int64, Uint32
@@ -37,36 +35,13 @@ from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind
 from ...common.cute.barriers import initialise
 from ...common.cute.copies import allocate, field_at
 from ...common.cute.rings import advance
-from ...common.cute.segments import begins_sequence, place_of_segment
+from ...common.cute.segments import WalkPlace, begins_sequence, place_of_segment
 from ...common.cute.tile import C
 from ..configs import COLUMNS, LOAD_WARP, PITCH_V
 from ..parts.state import Walker, multiply, register_mma, round_to, rounded
 from ..parts.wgmma import accumulator, narrow_standing_view, narrow_view, view, wide_view
 
 KE, QG = range(2)                            # halves of the tile's KQ
-
-
-class WalkPlace(NamedTuple):
-    """What is walked over: 64 columns of a value head in a segment of a sequence."""
-
-    p: Any                                   # the segment among those of all
-    n: Any                                   # its sequence
-    first: Any                               # whether the sequence begins with it
-    chunk: Any                               # its first chunk
-    state: Any                               # its first kept state
-    head: Any
-    strip: Any
-    first_v: Any                             # its first element of do and dv
-    tokens: Any
-
-    @property
-    def steps(self):
-        return (self.tokens + C - 1) // C
-
-    @property
-    def pairs(self):
-        """Chunks of bwd/grads."""
-        return (self.tokens + 2 * C - 1) // (2 * C)
 
 
 class Walk(Walker):

@@ -6,12 +6,13 @@ import dataclasses
 import pytest
 from cute_calls import (
     check_gradients,
-    gradients,
     has_products_that_wait_for_no_other,
     repeats_waits_where_they_are,
     rows_of,
 )
-from sm90_forms import FLOAT32, REVERSE, SMALL, TWO_KERNELS, Call, assert_nothing_found, assert_the_same
+from one_grid import CALLS as ONE_GRID
+from one_grid import CALLS_OF_64_CHANNELS, FAST, MIXED, TWO, both_ways
+from sm90_forms import REVERSE, SMALL, TWO_KERNELS, Call, assert_nothing_found, assert_the_same
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -28,56 +29,12 @@ from ptxkit.compile.errors import BuildError
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread")]
 
-MIXED = [dict(schedule=n, early=True) for n in (1, 2, 3)]
-ONE, TWO, FEW = dict(sms=1), dict(sms=2, walkers=2), dict(sms=3, walkers=2)
-FAST = dict(gate="softplus", regime="fast")
-CUT, LONG = dict(segment_chunks=2), dict(lengths=(150, 0, 1, 65, 64), padding=70)
-# the SMs and the CTAs that walk, the chunks of a segment, and the inputs
-CALLS = {
-    "three heads": (TWO, dict(T=200, HV=3)),
-    "one CTA walks, then computes gradients": (ONE, dict(T=150, HV=2)),
-    "chunks in pairs": (FEW, dict(T=128, HV=2)),
-    "one token": (FEW, dict(T=1, HV=2)),
-    "a batch": (FEW, dict(B=2, T=130, HV=2)),
-    "more SMs than items": (dict(), dict(T=70)),
-    "packed": (FEW, dict(lengths=(65, 0, 1, 130), padding=140, HV=2)),
-    "packed, ends with no token": (FEW, dict(lengths=(70, 40, 0), HV=2)),
-    "softplus gate that forgets": (TWO, dict(T=200, HV=2, **FAST)),
-    "one gate per head": (TWO, dict(T=200, HV=2, gate_per_head=True)),
-    "g of float32": (TWO, dict(T=200, HV=2, **FLOAT32)),
-    "64 channels": (FEW, dict(T=200, HV=3, **SMALL)),
-    "64 channels, packed": (FEW, dict(lengths=(65, 0, 1, 130), padding=140, HV=2, **SMALL)),
-    "64 channels, one softplus gate per head, packed": (
-        FEW, dict(lengths=(65, 0, 1, 130), padding=140, HV=2, gate="softplus", gate_per_head=True, **SMALL)
-    ),
-    "64 channels, softplus gate that forgets": (TWO, dict(T=200, HV=2, **SMALL, **FAST)),
-    "segments": (FEW | CUT, dict(T=230, HV=2)),
-    "segments, one CTA": (ONE | CUT, dict(B=2, T=130)),
-    "segments, packed": (FEW | CUT, dict(HV=2, **LONG)),
-    "segments of four chunks, one gate per head": (
-        TWO | dict(segment_chunks=4), dict(T=300, HV=2, gate_per_head=True, initial_state=False)
-    ),
-    "segments, 64 channels": (FEW | CUT, dict(B=2, T=160, HV=2, **SMALL)),
-    "segments, 64 channels, packed": (FEW | CUT, dict(HV=2, **SMALL, **FAST, **LONG)),
-}
-
-
-def both_ways(name, force, **options):
-    """Return the gradients of a call in one grid and apart, and the session of the former."""
-    prescribed, words = CALLS[name]
-    case = Call(REVERSE, words).case()
-    force(**REVERSE._replace(reverse=None).forced | prescribed)
-    expected, _ = gradients(case, "sm90")
-    force(**REVERSE.forced | prescribed)
-    found, session = gradients(case, "sm90", **options)
-    one, = [launched.config for launched in session.launches if isinstance(launched.config, ReverseConfig)]
-    assert one.walk.cut == bool(prescribed.get("segment_chunks"))
-    return found, expected, session
+CALLS = ONE_GRID | CALLS_OF_64_CHANNELS
 
 
 @rows_of(CALLS, "three heads", "64 channels, packed", commit=["packed", "64 channels", "one gate per head"])
 def test_gradients_have_the_bits_of_both_kernels_apart(name, force):
-    found, expected, session = both_ways(name, force)
+    found, expected, session = both_ways(CALLS[name], "sm90", force)
     assert_nothing_found(session)
     assert_the_same(found, expected)
 
@@ -88,7 +45,7 @@ def test_gradients_have_the_bits_of_both_kernels_apart(name, force):
     "three heads", "packed", "64 channels", "64 channels, packed", "segments", "segments, 64 channels, packed"
 ])
 def test_any_order_of_warps_and_CTAs_gives_the_same_bits(name, order, force):
-    found, expected, session = both_ways(name, force, **order)
+    found, expected, session = both_ways(CALLS[name], "sm90", force, **order)
     assert_nothing_found(session)
     assert_the_same(found, expected)
 

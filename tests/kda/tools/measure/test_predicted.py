@@ -55,6 +55,14 @@ def test_a_packed_grid_counts_as_its_work_and_its_tables_run_in_full():
     assert batch < forward(packed).kernel("prepare").milliseconds < batch + read
 
 
+@pytest.mark.exhaustive
+def test_a_grid_whose_ctas_wait_for_each_other_runs_on_a_few_sms_with_their_share_of_the_heads():
+    call = predicted.PredictedCall("sm_100a", "sm100", BenchShape(T=512, H=64), step=True, keeps=True)
+    grids = [one.grid[0] for one in call.launches(512, backward=True) if predicted._waits_inside(one)]
+    clock = predicted._on_few_sms(call, "b200", True, 512)
+    assert grids == [148] and clock.detailed in predicted.FEW_SMS and clock.resident == clock.share == 1
+
+
 @pytest.mark.parametrize("backend", ["sm90", "sm100"])
 def test_every_kernel_of_a_plan_has_a_name_of_its_own(backend):
     modules = importlib.import_module(f"kda.backends.{backend}.plan").KERNELS.values()

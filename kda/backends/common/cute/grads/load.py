@@ -28,7 +28,7 @@ class Loader:
 
     def __init__(self, config: GradsOptions):
         self.c = config
-        self.pieces = config.pieces                                            # of a row at a time
+        self.pieces = config.pieces                                            # how many a row has at a time
         self.parts = config.K // 8 // self.pieces                              # as many of a row, one after the other
         self.apart = LOADERS // self.pieces
         self.passes = TOKENS // self.apart

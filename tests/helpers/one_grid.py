@@ -1,0 +1,52 @@
+"""Calls whose walk back and gradients are one grid, on Hopper and on Blackwell, and both ways of running them."""
+
+from cute_calls import gradients
+from sm90_forms import FLOAT32, REVERSE, SMALL, Call
+
+MIXED = [dict(schedule=n, early=True) for n in (1, 2, 3)]
+ONE, TWO, FEW = dict(sms=1), dict(sms=2, walkers=2), dict(sms=3, walkers=2)
+FAST = dict(gate="softplus", regime="fast")
+CUT, LONG = dict(segment_chunks=2), dict(lengths=(150, 0, 1, 65, 64), padding=70)
+# the SMs and the CTAs that walk, the chunks of a segment, and the inputs
+CALLS = {
+    "three heads": (TWO, dict(T=200, HV=3)),
+    "one CTA walks, then computes gradients": (ONE, dict(T=150, HV=2)),
+    "chunks in pairs": (FEW, dict(T=128, HV=2)),
+    "one token": (FEW, dict(T=1, HV=2)),
+    "a batch": (FEW, dict(B=2, T=130, HV=2)),
+    "more SMs than items": (dict(), dict(T=70)),
+    "packed": (FEW, dict(lengths=(65, 0, 1, 130), padding=140, HV=2)),
+    "packed, ends with no token": (FEW, dict(lengths=(70, 40, 0), HV=2)),
+    "softplus gate that forgets": (TWO, dict(T=200, HV=2, **FAST)),
+    "one gate per head": (TWO, dict(T=200, HV=2, gate_per_head=True)),
+    "g of float32": (TWO, dict(T=200, HV=2, **FLOAT32)),
+    "segments": (FEW | CUT, dict(T=230, HV=2)),
+    "segments, one CTA": (ONE | CUT, dict(B=2, T=130)),
+    "segments, packed": (FEW | CUT, dict(HV=2, **LONG)),
+    "segments of four chunks, one gate per head": (
+        TWO | dict(segment_chunks=4), dict(T=300, HV=2, gate_per_head=True, initial_state=False)
+    ),
+}
+CALLS_OF_64_CHANNELS = {
+    "64 channels": (FEW, dict(T=200, HV=3, **SMALL)),
+    "64 channels, packed": (FEW, dict(lengths=(65, 0, 1, 130), padding=140, HV=2, **SMALL)),
+    "64 channels, one softplus gate per head, packed": (
+        FEW, dict(lengths=(65, 0, 1, 130), padding=140, HV=2, gate="softplus", gate_per_head=True, **SMALL)
+    ),
+    "64 channels, softplus gate that forgets": (TWO, dict(T=200, HV=2, **SMALL, **FAST)),
+    "segments, 64 channels": (FEW | CUT, dict(B=2, T=160, HV=2, **SMALL)),
+    "segments, 64 channels, packed": (FEW | CUT, dict(HV=2, **SMALL, **FAST, **LONG)),
+}
+
+
+def both_ways(call, backend, force, **options):
+    """Return the gradients of a call in one grid and apart, and the session of the former."""
+    prescribed, words = call
+    case = Call(REVERSE, words).case()
+    force(**REVERSE._replace(reverse=None).forced | prescribed)
+    expected, _ = gradients(case, backend)
+    force(**REVERSE.forced | prescribed)
+    found, session = gradients(case, backend, **options)
+    one, = [launched.config for launched in session.launches if hasattr(launched.config, "publisher")]
+    assert one.walk.cut == bool(prescribed.get("segment_chunks"))
+    return found, expected, session
