@@ -54,7 +54,7 @@ def test_all_figures_of_a_page_are_those_of_its_kernels(figures):
 @pytest.mark.exhaustive
 def test_counts_of_blackwells_kernels_and_the_clock_agree_within_a_quarter():
     for name, (counted, why, clock) in blackwell_times.compared().items():
-        if name != "shares":                                                   # some microseconds, most of them a launch
+        if name != "shares":                                                   # some microseconds, most of them launch
             assert abs(counted / clock - 1) < 0.25, (name, counted, why, clock)
 
 

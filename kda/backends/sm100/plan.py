@@ -139,7 +139,7 @@ def segments_of(p: Problem, sms: int) -> int:
 
     def time(segments: int) -> float:
         longest = -(-chunks // segments)
-        walked = max(longest, heads * (2 * chunks - longest) / clusters)       # of equal shares
+        walked = max(longest, heads * (2 * chunks - longest) / clusters)       # shares are equal
         if segments == 1:
             return walked
         return walked + LAUNCHES + EDGE * segments * -(-heads // AT_ONCE) + JOINED * heads * (chunks - longest)

@@ -20,7 +20,7 @@ from ...common.cute.tile import C
 from ..configs import CTAS, GROUPS, ITEM, OF_CHAIN, FusedConfig, PieceField, ShareField, record_tile
 
 
-class Piece(NamedTuple):
+class WalkPiece(NamedTuple):
     """A part of a walk, or all of it."""
 
     walk: Any                                # the walk's number among those of its head
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
     leaves: Any                              # whether another goes on with it
 
 
-class Walk(NamedTuple):
+class LocatedWalk(NamedTuple):
     begin: Any                               # its first token
     tokens: Any
     n: Any                                   # its sequence
@@ -57,7 +57,7 @@ def walks_of_head(c, x):
 def locate_walk(c, x, walk):
     if c.keeps:
         n, begin, tokens, _, _ = place_of_segment(c, x, walk, x.chunks, 1, 0)
-        return Walk(begin, tokens, n, Int32(0), False)
+        return LocatedWalk(begin, tokens, n, Int32(0), False)
     n, segment, is_transition = walk, Int32(0), False
     if c.cut:
         n = walk // walks_of_sequence(c, x)
@@ -67,7 +67,7 @@ def locate_walk(c, x, walk):
     begin, tokens = locate_sequence(c.offsets, x, n)
     if c.cut:
         begin, tokens = locate_segment(begin, tokens, segment, x.segments, C)
-    return Walk(begin, tokens, n, segment, is_transition)
+    return LocatedWalk(begin, tokens, n, segment, is_transition)
 
 
 def kept_places(c, x, walk):
@@ -188,7 +188,7 @@ class Share(share.Share):
     def found(self, shared, who):
         """Return what was found."""
         field = self.field(shared, who)
-        return Piece(*[load_one(field + place) for place in range(PieceField.WALK, PieceField.ITEM)])
+        return WalkPiece(*[load_one(field + place) for place in range(PieceField.WALK, PieceField.ITEM)])
 
     def head(self, shared, who):
         """Return the head of that alone: not kept from chunk to chunk."""
@@ -251,7 +251,7 @@ class Share(share.Share):
             chunks = chunks_of(locate_sequence(self.c.offsets, x, n)[1])
             segment = self.slots_of_sequence(x, n)[1]
             skipped = of_head - before
-            behind = skipped >= chunks                                         # of a transition: the first has none
+            behind = skipped >= chunks                                         # in a transition: the first has none
             number = (skipped - (chunks - segment) if behind else skipped) // segment
             first += number * segment + (chunks - segment if behind else Int32(0))
             walk = n * walks_of_sequence(self.c, x) + number + (x.segments - 1 if behind else Int32(0))
@@ -284,7 +284,7 @@ class Share(share.Share):
                 walk = Int32(0)
                 head += 1
             chunks = chunks_of(locate_walk(self.c, x, walk).tokens)
-        return Piece(walk, head, skipped, chunks, enters, leaves)
+        return WalkPiece(walk, head, skipped, chunks, enters, leaves)
 
     @cute.jit
     def look_up(self, x, shared, slot):
@@ -295,7 +295,7 @@ class Share(share.Share):
         walk, head, first = self.walk_at(x, slot, slots, of_sequence)
         skipped = slot - first
         left, within = chunks_of(locate_walk(self.c, x, walk).tokens) - skipped, end - slot
-        return Piece(walk, head, skipped, cutlass.min(left, within), Int32(slot > first), Int32(left > within))
+        return WalkPiece(walk, head, skipped, cutlass.min(left, within), Int32(slot > first), Int32(left > within))
 
 
 class OneWalk(Share):

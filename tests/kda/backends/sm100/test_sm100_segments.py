@@ -104,7 +104,7 @@ def test_all_kernels_of_a_class_are_known_ahead():
     for words in ("", "packed", "batch_invariant=true"):
         p = Problem.parse(f"bounded l2norm K=128 V=128 final_state=true {words}")
         names = sorted({recipe.name for recipe in plan.recipes(p, host_of("sm100"))})
-        recorded = ["fused", "grads", "operands", "record", "shares", "walk"]
+        recorded = ["fused", "grads", "operands", "record", "reverse", "shares", "walk"]
         more = {"": ["compose", "join"], "packed": ["compose", "join", "tables"], "batch_invariant=true": []}[words]
         assert names == sorted(recorded + more)
 
