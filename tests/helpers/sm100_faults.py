@@ -170,7 +170,7 @@ SHARES = faults({"common/cute/share": {
         "few tokens", "wrong answer", "item = found + cluster_count()", "item = found + 2 * cluster_count()"
     ),
     "every cluster begins with the same walk without tokens": (
-        "packed", "wrong answer", "nowhere, nowhere, cluster])", "nowhere, nowhere, cluster * 0])"
+        "packed", "wrong answer", "put_nothing(shared, slot, cluster)", "put_nothing(shared, slot, cluster * 0)"
     ),
 }})
 

@@ -508,11 +508,11 @@ class KeepingConfig(FusedConfig):
         return self.packed
 
     def broken_limits(self) -> Iterator[str]:
+        yield from super().broken_limits()
         if self.cut or self.checkpoints or self.offsets:
             yield "the kernel that keeps what a backward reads walks over whole sequences of the table, for no pool"
         if self.columns != HALF:
             yield f"a CTA has the state in panels of {HALF} columns, as it is kept; found {self.columns}"
-        yield from super().broken_limits()
 
 
 @dataclass(frozen=True)
