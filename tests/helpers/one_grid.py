@@ -17,12 +17,15 @@ CALLS = {
     "more SMs than items": (dict(), dict(T=70)),
     "packed": (FEW, dict(lengths=(65, 0, 1, 130), padding=140, HV=2)),
     "packed, ends with no token": (FEW, dict(lengths=(70, 40, 0), HV=2)),
+    "packed, few tokens": (FEW, dict(lengths=(0, 70) + (0,) * 6)),
+    "packed, no tokens": (FEW, dict(lengths=(0, 0, 0), padding=70)),
     "softplus gate that forgets": (TWO, dict(T=200, HV=2, **FAST)),
     "one gate per head": (TWO, dict(T=200, HV=2, gate_per_head=True)),
     "g of float32": (TWO, dict(T=200, HV=2, **FLOAT32)),
     "segments": (FEW | CUT, dict(T=230, HV=2)),
     "segments, one CTA": (ONE | CUT, dict(B=2, T=130)),
     "segments, packed": (FEW | CUT, dict(HV=2, **LONG)),
+    "segments, packed, few tokens": (FEW | CUT, dict(lengths=(0, 0, 70, 0, 0), padding=70)),
     "segments of four chunks, one gate per head": (
         TWO | dict(segment_chunks=4), dict(T=300, HV=2, gate_per_head=True, initial_state=False)
     ),

@@ -3,7 +3,7 @@ them."""
 
 from cute_calls import RAGGED
 from kernel_faults import SPACE, faults, initialises
-from sm90_forms import ALONE, CUT, FLOAT32, FOUR, PAIR, REVERSE, SMALL, SOME, STREAM, TWO_KERNELS, Call, Form
+from sm90_forms import ALONE, CUT, FEW, FLOAT32, FOUR, PAIR, REVERSE, SMALL, SOME, STREAM, TWO_KERNELS, Call, Form
 
 LONG = dict(V=64, T=390, HV=2)
 CALLS = {
@@ -15,6 +15,7 @@ CALLS = {
     "any_gate": Call(PAIR, dict(T=390, gate="softplus")),
     "alone": Call(ALONE, LONG),
     "alone, shares": Call(Form(1, 7), dict(V=64, T=70, HV=8)),
+    "few chunks": Call(Form(1, 5), dict(V=64, **FEW)),
     "one_walks": Call(PAIR, LONG),
     "K_64": Call(PAIR, dict(K=64, T=390)),
     "stream": Call(STREAM._replace(makers=1), dict(T=650)),
@@ -327,6 +328,9 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     ),
 }, "sm90/parts/share": {
     "a piece's chunks end where the walk ends": ("shares", "wrong answer", "cutlass.min(left, within)", "left"),
+    "shares are empty between two parts of a walk": (
+        "few chunks", "livelock", "if all_slots < clusters:", "if all_slots < 0:"
+    ),
 }, "sm90/parts/state": {
     "a state that grows where it should decay": (
         "two kernels", "wrong answer", "+ e] * d[e // 4 * 2 + e % 2]", "+ e] / d[e // 4 * 2 + e % 2]"

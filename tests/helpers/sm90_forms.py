@@ -118,6 +118,7 @@ def assert_as_planned(call, case):
 # calls whose results are the definition, with the bits of two kernels
 
 CUT = dict(lengths=(300, 1, 0, 5, 40))       # a walk is longer than a share
+FEW = dict(lengths=(0, 70) + (0,) * 6)       # fewer chunks than clusters, beside sequences of no tokens
 SMALL = dict(K=64, V=64)
 FLOAT32 = {"dtype of g": torch.float32}
 NARROW_STATES = {"state_v_first": True, "dtype of initial_state": torch.bfloat16}
@@ -148,6 +149,7 @@ CALLS = table(
         "packed, many tokens of none": (Form(2, 3), dict(lengths=(40, 33, 0, 70), padding=140)),
         "no initial state": dict(T=70, HV=3, initial_state=False),
         "more sequences than lanes": (Form(2, 3), dict(lengths=(1, 0, 2) * 13)),
+        "fewer chunks than clusters": (Form(2, 5), FEW),
         "states of (V, K) and bfloat16": dict(lengths=(70, 0, 40), **NARROW_STATES),
     }),
     four=(FOUR, {
@@ -157,6 +159,7 @@ CALLS = table(
         "one token": dict(T=1),
         "packed, GVA": dict(HV=2, **RAGGED),
         "a walk is longer than a share": (Form(4, 4), CUT),
+        "fewer chunks than clusters, GVA": (Form(4, 8), dict(HV=2, **FEW)),
         "packed, many tokens of none": (Form(4, 3), dict(lengths=(40, 33, 0, 70), padding=140)),
         "no initial state": (Form(4, 2), dict(T=130, HV=3, initial_state=False)),
         "g of float32": dict(T=230, **FLOAT32),
@@ -170,6 +173,7 @@ CALLS = table(
         "a bounded gate without l2norms, packed": (Form(4, 2), dict(l2norm=False, HV=2, **RAGGED)),
         "one token": (FOUR, dict(T=1, gate="softplus")),
         "packed, GVA, shares": (Form(2, 2), dict(HV=2, gate="softplus", **RAGGED)),
+        "fewer chunks than clusters": (Form(2, 5), dict(gate="softplus", **FEW)),
         "packed, many tokens of none": (Form(4, 3), dict(lengths=(40, 33, 0, 70), padding=140, gate="softplus")),
         "no initial state": (Form(2, 2), dict(T=130, HV=3, initial_state=False, gate="softplus")),
         "g of float32": (FOUR, dict(T=230, gate="softplus", **FLOAT32)),
@@ -184,6 +188,7 @@ CALLS = table(
         "packed, GVA": dict(V=64, HV=2, **RAGGED),
         "packed, many tokens of none": dict(V=64, padding=140, **RAGGED),
         "a walk is longer than a share": (Form(1, 4), dict(V=64, **CUT)),
+        "fewer chunks than clusters": (Form(1, 5), dict(V=64, **FEW)),
         "each cut goes through a walk": (Form(1, 7), dict(V=64, B=2, T=130, HV=2)),
         "any gate": dict(V=64, T=200, gate="softplus"),
         "one gate per head": dict(V=64, T=200, gate_per_head=True),
@@ -218,6 +223,7 @@ DEFINED = table(
         "one more than a step": dict(T=65, H=2),
         "packed, GVA": dict(HV=2, **RAGGED),
         "packed, tokens of no sequence": dict(lengths=(40, 33, 0, 70), padding=140),
+        "packed, fewer steps than makers": (Form(segments=1, makers=5), FEW),
         "rows of a batch": dict(B=2, T=100, HV=2),
         "no initial state": dict(T=130, initial_state=False),
         "64 columns": dict(T=150, V=64),
@@ -237,6 +243,7 @@ DEFINED = table(
         "a segment has no tokens": (IN_THREE, dict(T=100)),
         "packed, GVA": (IN_THREE, dict(HV=2, **RAGGED)),
         "packed, tokens of no sequence": dict(lengths=(140, 33, 0, 70), padding=250),
+        "packed, fewer steps than makers": (Form(segments=2, makers=5), FEW),
         "rows of a batch": dict(B=2, T=150),
         "no initial state": dict(T=200, initial_state=False),
         "64 columns": (IN_THREE, dict(T=300, V=64)),
@@ -290,12 +297,14 @@ KEPT = table(
         "packed, GVA": dict(HV=2, **RAGGED),
         "packed, many tokens of none": dict(padding=140, **RAGGED),
         "a walk is cut behind an odd chunk": (Form(2, 4), CUT),
+        "fewer chunks than clusters": (Form(2, 5), FEW),
         "each cut goes through a walk": (Form(2, 3), dict(B=2, T=130, HV=2)),
     }),
     four=(FOUR, {
         "packed, GVA": dict(HV=2, **RAGGED),
         "every tile made twice": dict(T=650),
         "a walk is cut behind an odd chunk": (Form(4, 4), CUT),
+        "fewer chunks than clusters": (Form(4, 5), FEW),
         "a softplus gate": dict(T=390, gate="softplus"),
         "one softplus gate per head, GVA": dict(T=130, HV=2, gate="softplus", gate_per_head=True),
         "given decays, shares": (Form(4, 2), dict(T=130, HV=3, **GIVEN)),

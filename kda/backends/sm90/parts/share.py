@@ -32,10 +32,14 @@ class Share(share.Share):
 
     @cute.jit
     def publish(self, x, share, cluster, clusters):
-        """Publish a cluster's share, by one warp."""
+        """Publish a cluster's share, by one warp.  No share is empty but the last ones, so the cluster before leaves
+        every state that is waited for: if sequences have no tokens, there may be fewer slots than clusters."""
         slots = self.slots_of_head(x)
         all_slots = Int64(slots) * x.HV
         begin, end = Int32(cluster * all_slots // clusters), Int32((cluster + 1) * all_slots // clusters)
+        if cutlass.const_expr(self.c.packed):
+            if all_slots < clusters:
+                begin, end = [cutlass.min(n, Int32(all_slots)) for n in (cluster, cluster + 1)]
         self.publish_slots(x, share, slots, begin, end)
 
     def extent(self, x, slot, slots):

@@ -124,6 +124,15 @@ def test_any_order_of_warps_gives_the_same_bits(name, takes):
     assert_the_same(found, expected)
 
 
+def test_sequences_of_no_tokens_may_leave_fewer_chunks_than_the_plan_has_clusters(force, takes):
+    case = drawn(lengths=(70,) + (0,) * 70)
+    force()
+    assert plan.plan(case.problem(), 132).clusters == (2, 66)
+    found = check(case)
+    takes(TWO_KERNELS)
+    assert_the_same(found, called(case)[0])
+
+
 NUMBERS = {
     **{f"shares, {n} clusters": (Form(2, n), TWO_KERNELS) for n in range(1, 7)},
     **{f"four, {n} clusters": (Form(4, n), TWO_KERNELS) for n in range(1, 6)},
@@ -249,6 +258,17 @@ def test_gradients_have_the_bits_of_two_kernels(name, takes):
     takes(call.form)
     assert clusters_of(call).ctas == call.form.ctas
     kept, recomputed = kept_and_made_again(case, "sm90", keep)
+    takes(TWO_KERNELS)
+    expected, _ = gradients(case, "sm90")
+    for found in (kept, recomputed):
+        assert_the_same({name: found[name] for name in expected}, expected)
+
+
+def test_gradients_of_fewer_chunks_than_the_plan_has_clusters_have_the_bits_of_two_kernels(force, takes):
+    case = drawn(lengths=(64,) + (0,) * 15, HV=8, **SMALL)
+    force()
+    assert clusters_that_keep(case.problem()) == (1, 128)
+    kept, recomputed = kept_and_made_again(case, "sm90")
     takes(TWO_KERNELS)
     expected, _ = gradients(case, "sm90")
     for found in (kept, recomputed):
