@@ -32,36 +32,36 @@ Chunks are counted through all that a cluster walks over: chunk c is in stage c 
 c & 1 fills.  PREPAREs do not wait for the end of the piece before, and CHAIN requests the next one's first rows of v
 during the last chunks of a piece.
 
-  pipeline, barrier       arrivals                              waits           says
-  full, each stage        1 of PREPARE with the bytes of the    CHAIN           a tile is there: kE, qg, KT, A2,
-                          copy, its warp 4; in its own CTA                      2^gc_last
-                          without bytes
-  out                     1 of CHAIN, a commit                  CHAIN           -X is there, S was read
-  added                   1 of CHAIN, a commit                  CHAIN           S has KT^T @ X, o is there; X and the
-                                                                                tile were read
-  empty, each group       8 of CHAIN, a lane of each warp of    PREPARE         no warp reads the stage any more; the
-                          both CTAs, in the CTA that makes the                  copy is done
-                          stage's tiles; 1 of PREPARE, a lane
-                          of its warp 4, where tiles are kept:
-                          the copy to memory has read it, too
-  pairs_done, each group  1 of PREPARE, a commit                PREPARE         the product of pairs is there
-  KT_done, each group     1 of PREPARE, a commit                PREPARE         KT is in tensor memory
-  STATE_ROUNDED           128                                   CHAIN           S is in shared memory, 2^gc_last S in
-                                                                                tensor memory; before a piece: CHAIN is
-                                                                                done with the one before; the next one
-                                                                                is known, and rows of v are there; a
-                                                                                state that crosses is
-  X_THERE                 128                                   CHAIN           for warps 0 and 1: -X is in shared
-                                                                                memory, and rows of v of the next chunk;
-                                                                                warps 2 and 3 arrive: o of the chunk
-                                                                                before was read from tensor memory
-  GROUP                   256, of each group                    PREPARE         as barrier 0 of fwd/operands.py
-  GROUP_FIRST_FOUR        128, of each group                    warps 0 to 3    A_kk is there; TB is
-                                                                of PREPARE
-  GROUP_TILE              256, of each group                    PREPARE         where one product makes pairs, for warps
-                                                                                0 and 4: kE, qg, kg are there
-  GROUP_LAST_SIX          192, of each group                    warps 2 to 7    KT and A2 are in the tile, for warp 4
-                                                                of PREPARE
+  pipeline, barrier       arrivals                         waits           says
+  full, each stage        1 of PREPARE with the bytes of   CHAIN           a tile is there: kE, qg, KT, A2, 2^gc_last
+                          the copy, its warp 4; in its
+                          own CTA without bytes
+  out                     1 of CHAIN, a commit             CHAIN           -X is there, S was read
+  added                   1 of CHAIN, a commit             CHAIN           S has KT^T @ X, o is there; X and the tile
+                                                                           were read
+  empty, each group       8 of CHAIN, a lane of each warp  PREPARE         no warp reads the stage any more; the copy is
+                          of both CTAs, in the CTA that                    done
+                          makes the stage's tiles; 1 of
+                          PREPARE, a lane of its warp 4,
+                          where tiles are kept: the copy
+                          to memory has read it, too
+  pairs_done, each group  1 of PREPARE, a commit           PREPARE         the product of pairs is there
+  KT_done, each group     1 of PREPARE, a commit           PREPARE         KT is in tensor memory
+  STATE_ROUNDED           128                              CHAIN           S is in shared memory, 2^gc_last S in tensor
+                                                                           memory; before a piece: CHAIN is done with
+                                                                           the one before; the next one is known, and
+                                                                           rows of v are there; a state that crosses is
+  X_THERE                 128                              CHAIN           for warps 0 and 1: -X is in shared memory,
+                                                                           and rows of v of the next chunk; warps 2 and
+                                                                           3 arrive: o of the chunk before was read from
+                                                                           tensor memory
+  GROUP                   256, of each group               PREPARE         as barrier 0 of fwd/operands.py
+  GROUP_FIRST_FOUR        128, of each group               warps 0 to 3    A_kk is there; TB is
+                                                           of PREPARE
+  GROUP_TILE              256, of each group               PREPARE         where one product makes pairs, for warps 0
+                                                                           and 4: kE, qg, kg are there
+  GROUP_LAST_SIX          192, of each group               warps 2 to 7    KT and A2 are in the tile, for warp 4
+                                                           of PREPARE
 
   shared memory: configs.shared_memory, 222 KiB, or 122 of K = 64;  tensor memory: configs.Columns, all there are
   allocated, so that they begin at 0.  A product of M = 64 rows takes half the lanes of its columns.
