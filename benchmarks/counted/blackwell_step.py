@@ -16,8 +16,6 @@ from kda.backends.common.training_plan import all_configs
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.configs import GradsConfig, OperandsConfig, RecordConfig, WalkConfig
 from kda.model.problem import Problem
-from kda.tools.measure.predicted import predict
-from kda.tools.measure.shapes import BenchShape
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.target import parse
 
@@ -119,24 +117,6 @@ DIMS, EACH = (128, 64), (*FORWARD, *BACKWARD[:2])
 def of_dims(resource: str) -> list[str]:
     """Return what each kernel takes of a resource."""
     return [f"{getattr(counts(K)[name], resource):,.0f}" for K in DIMS for name in EACH]
-
-
-def configs_of_dims() -> list[tuple[OperandsConfig, RecordConfig, WalkConfig, GradsConfig]]:
-    """Return the kernels' configurations of a bounded gate for each size."""
-    problems = (Problem.parse(f"bounded l2norm beta=sigmoid bfloat16 K={K} V={K}") for K in DIMS)
-    plans = [plan.training_plan(p, SMS) for p in problems]
-    return [(pl.prepare, pl.making.record, pl.walk, pl.grads) for pl in plans]
-
-
-def shared_of_dims() -> list[str]:
-    """Return the bytes of shared memory of each kernel."""
-    return [f"{config.shared:,}" for configs in configs_of_dims() for config in configs]
-
-
-def times_of_dims() -> list[str]:
-    """Return the milliseconds of each kernel of a backward that nothing was saved for, by the clock."""
-    found = [predict("sm_100a", "b200", "sm100", BenchShape(T=8192, H=64, K=K, V=K), True) for K in DIMS]
-    return [f"{one.kernel(name, backward=True).milliseconds:.3f}" for one in found for name in EACH]
 
 
 def built(words: str, packed: bool) -> dict[type, list[Kernel]]:

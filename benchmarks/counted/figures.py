@@ -55,8 +55,6 @@ FIGURES = (
         lambda: blackwell_step.of_dims("warp_instructions"),
     ),
     in_sentence(BACKWARD, "| bytes per token | #, #, #, # | #, #, #, # |", lambda: blackwell_step.of_dims("bytes")),
-    in_sentence(BACKWARD, "| shared memory | #, #, #, # | #, #, #, # |", blackwell_step.shared_of_dims),
-    in_sentence(BACKWARD, "ms by the clock | #, #, #, # | #, #, #, # |", blackwell_step.times_of_dims),
     in_data("data/clock.json", OF_BLACKWELL, blackwell.of_clock),
     in_table(BLACKWELL, blackwell_times.OF_FORWARDS, blackwell_times.of_forwards),
     in_table(BLACKWELL, blackwell_times.OF_STEPS, blackwell_times.of_steps),
