@@ -175,7 +175,10 @@ def _deeper_calls() -> Iterator[None]:
 @contextlib.contextmanager
 def compiling_for(arch: str, **settings: Any) -> Iterator[call_sites.CallSites]:
     """The DSL compiles for `arch` ("sm_100a") inside the block, with more of its settings changed alike."""
-    with _COMPILING, _deeper_calls(), _short_file_names(), call_sites.numbering() as sites, contextlib.ExitStack() as undo:
+    with contextlib.ExitStack() as undo:
+        for block in (_COMPILING, _deeper_calls(), _short_file_names()):
+            undo.enter_context(block)
+        sites = undo.enter_context(call_sites.numbering())
         for dsl in _dsls():
             for name, value in {"arch": arch, **settings}.items():
                 undo.callback(setattr, dsl.envar, name, getattr(dsl.envar, name))
