@@ -38,8 +38,6 @@ PREFIX = "ptxkit"                            # begins the names of the symbols i
 TVM_FFI = "--enable-tvm-ffi"
 FILE_NAME = 200                              # bytes of a file's name, less what the DSL adds: a folder allows 255
 
-CALLS_OF_THE_DSL = 2000                      # how deep they may go
-
 _COMPILING = threading.RLock()
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
@@ -162,23 +160,9 @@ def _made(target: Target, ptx: str, cubin: bytes, function: Any, symbol: str, mo
 
 
 @contextlib.contextmanager
-def _deeper_calls() -> Iterator[None]:
-    """The DSL's calls go so deep for a large kernel that a caller's own may leave them no room."""
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(limit + CALLS_OF_THE_DSL)
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(limit)
-
-
-@contextlib.contextmanager
 def compiling_for(arch: str, **settings: Any) -> Iterator[call_sites.CallSites]:
     """The DSL compiles for `arch` ("sm_100a") inside the block, with more of its settings changed alike."""
-    with contextlib.ExitStack() as undo:
-        for block in (_COMPILING, _deeper_calls(), _short_file_names()):
-            undo.enter_context(block)
-        sites = undo.enter_context(call_sites.numbering())
+    with _COMPILING, _short_file_names(), call_sites.numbering() as sites, contextlib.ExitStack() as undo:
         for dsl in _dsls():
             for name, value in {"arch": arch, **settings}.items():
                 undo.callback(setattr, dsl.envar, name, getattr(dsl.envar, name))

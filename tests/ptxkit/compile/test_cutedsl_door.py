@@ -1,7 +1,6 @@
 """CuTe DSL host functions compiled without a GPU, for several archs in one process, and kept on disk."""
 
 import contextlib
-import inspect
 import subprocess
 import sys
 import textwrap
@@ -135,14 +134,6 @@ def test_what_the_dsl_says_is_passed_on_without_colours():
     with pytest.raises(BuildError, match="cannot compile doubled for sm_90a") as caught:
         cutedsl.compile(doubled, *fakes(1), target="sm90")
     assert "`y`" in str(caught.value) and "\x1b" not in str(caught.value)
-
-
-def test_a_caller_may_stand_deep_in_calls_of_its_own():
-    def deeper(calls):
-        return deeper(calls - 1) if calls else cutedsl.compile(doubled, *fakes(), target=arch())
-
-    limit = sys.getrecursionlimit()
-    assert deeper(limit - 40 - len(inspect.stack(0))).kernels and sys.getrecursionlimit() == limit
 
 
 def test_settings_come_back_after_an_error():
