@@ -21,6 +21,7 @@ CALLS = {
     "packed, no tokens": (FEW, dict(lengths=(0, 0, 0), padding=70)),
     "softplus gate that forgets": (TWO, dict(T=200, HV=2, **FAST)),
     "one gate per head": (TWO, dict(T=200, HV=2, gate_per_head=True)),
+    "given decays, no norms": (TWO, dict(T=200, HV=2, gate="given", l2norm=False)),
     "g of float32": (TWO, dict(T=200, HV=2, **FLOAT32)),
     "segments": (FEW | CUT, dict(T=230, HV=2)),
     "segments, one CTA": (ONE | CUT, dict(B=2, T=130)),
