@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -159,10 +158,8 @@ def main() -> int:
     chip, done = chip_of(name), dict[str, Done]()
     for part, process in parts(out, chip.name, args.minutes).items():
         if not args.only or part in args.only:
-            began = time.monotonic()
             done[part] = run(part, process, lambda: float("inf"), out, dict(os.environ))
             report(part, done[part], out)
-            print(f"{time.monotonic() - began:.0f} s", flush=True)
     found = what_differs(out, chip)
     found["Parts that did not end well"] = [f"{part}: {one.status} {one.says}" for part, one in done.items()
                                             if one.status != "ok"]

@@ -1,7 +1,10 @@
 """Calls whose walk back and gradients are one grid, on Hopper and on Blackwell, and both ways of running them."""
 
 from cute_calls import gradients
-from sm90_forms import FLOAT32, REVERSE, SMALL, Call
+from sm90_forms import FLOAT32, REVERSE, SMALL, TWO_KERNELS, Call, assert_nothing_found, assert_the_same
+
+import kda
+from ptxkit import capture
 
 MIXED = [dict(schedule=n, early=True) for n in (1, 2, 3)]
 ONE, TWO, FEW = dict(sms=1), dict(sms=2, walkers=2), dict(sms=3, walkers=2)
@@ -54,3 +57,20 @@ def both_ways(call, backend, force, **options):
     one, = [launched.config for launched in session.launches if hasattr(launched.config, "publisher")]
     assert one.walk.cut == bool(prescribed.get("segment_chunks"))
     return found, expected, session
+
+
+def assert_what_was_saved_gives_the_same_bits(words, backend, force, **apart):
+    """Whatever a forward saved, in one grid and (prescribed by `apart`, too) in two kernels."""
+    case = Call(REVERSE, words).case()
+    found = {}
+    for form in (REVERSE, TWO_KERNELS._replace(chunks=0, **apart)):
+        force(**form.forced | TWO)
+        for keep in (True, "states"):
+            with capture(arch=backend, strict=True, schedule=2, early=True) as session:
+                saved = kda.chunk_kda_fwd(**case.keywords, disable_recompute=keep, backend=backend).saved
+                grads = kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, saved=saved, backend=backend)
+            assert_nothing_found(session)
+            found[form, keep] = {name: x for name, x in grads._asdict().items() if x is not None}
+    expected, *others = found.values()
+    for other in others:
+        assert_the_same(other, expected)

@@ -6,13 +6,12 @@ import dataclasses
 import pytest
 from cute_calls import check_gradients, gradients, judged_gradients, rows_of
 from kernel_faults import assert_noticed, plant
-from one_grid import CALLS, FAST, MIXED, TWO, both_ways
-from sm90_forms import REVERSE, TWO_KERNELS, Call, assert_nothing_found, assert_the_same
+from one_grid import CALLS, FAST, MIXED, TWO, assert_what_was_saved_gives_the_same_bits, both_ways
+from sm90_forms import REVERSE, Call, assert_nothing_found, assert_the_same
 from sm100_faults import REVERSE as FAULTS
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
-import kda
 from kda.backends.common.cute.configs import ComposeConfig
 from kda.backends.common.cute.training import Queue
 from kda.backends.sm90 import plan as plan_of_hopper
@@ -23,7 +22,6 @@ from kda.backends.sm100.reverse_config import ReverseConfig
 from kda.model.bundles import Save
 from kda.model.force import Force
 from kda.model.problem import Problem
-from ptxkit import capture
 from ptxkit.compile.target import parse
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread")]
@@ -55,19 +53,8 @@ def test_gradients_are_those_of_the_definition(words, force):
 @pytest.mark.exhaustive
 def test_what_was_saved_gives_the_same_bits(force):
     """dh has memory of its own if the tiles were saved; dq comes where r was unless r was saved."""
-    case = Call(REVERSE, dict(lengths=(65, 0, 1, 130), padding=140, HV=2)).case()
-    found = {}
-    for form in (REVERSE, TWO_KERNELS._replace(chunks=0, reverse=False)):
-        force(**form.forced | TWO)
-        for keep in (True, "states"):
-            with capture(arch="sm100", strict=True, schedule=2, early=True) as session:
-                saved = kda.chunk_kda_fwd(**case.keywords, disable_recompute=keep, backend="sm100").saved
-                grads = kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, saved=saved, backend="sm100")
-            assert_nothing_found(session)
-            found[form, keep] = {name: x for name, x in grads._asdict().items() if x is not None}
-    expected, *others = found.values()
-    for other in others:
-        assert_the_same(other, expected)
+    words = dict(lengths=(65, 0, 1, 130), padding=140, HV=2)
+    assert_what_was_saved_gives_the_same_bits(words, "sm100", force, reverse=False)
 
 
 def planned(words="T=8192 H=64", **force):

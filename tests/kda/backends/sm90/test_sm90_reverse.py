@@ -11,12 +11,11 @@ from cute_calls import (
     rows_of,
 )
 from one_grid import CALLS as ONE_GRID
-from one_grid import CALLS_OF_64_CHANNELS, FAST, MIXED, TWO, both_ways
-from sm90_forms import REVERSE, SMALL, TWO_KERNELS, Call, assert_nothing_found, assert_the_same
+from one_grid import CALLS_OF_64_CHANNELS, FAST, MIXED, TWO, assert_what_was_saved_gives_the_same_bits, both_ways
+from sm90_forms import REVERSE, SMALL, Call, assert_nothing_found, assert_the_same
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
-import kda
 from kda.backends.common.cute.configs import ComposeConfig
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import GradsConfig, WalkConfig
@@ -24,7 +23,6 @@ from kda.backends.sm90.reverse_config import ReverseConfig
 from kda.model.bundles import Save
 from kda.model.force import Force
 from kda.model.problem import Problem
-from ptxkit import capture
 from ptxkit.compile.errors import BuildError
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread")]
@@ -63,19 +61,7 @@ def test_gradients_are_those_of_the_definition(words, force):
 ], ids=str)
 def test_what_was_saved_gives_the_same_bits(words, force):
     """dh has memory of its own if the tiles were saved; dq comes where r was unless r was saved."""
-    case = Call(REVERSE, words).case()
-    found = {}
-    for form in (REVERSE, TWO_KERNELS._replace(chunks=0)):
-        force(**form.forced | TWO)
-        for keep in (True, "states"):
-            with capture(arch="sm90", strict=True, schedule=2, early=True) as session:
-                saved = kda.chunk_kda_fwd(**case.keywords, disable_recompute=keep, backend="sm90").saved
-                grads = kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, saved=saved, backend="sm90")
-            assert_nothing_found(session)
-            found[form, keep] = {name: x for name, x in grads._asdict().items() if x is not None}
-    expected, *others = found.values()
-    for other in others:
-        assert_the_same(other, expected)
+    assert_what_was_saved_gives_the_same_bits(words, "sm90", force)
 
 
 def planned(words="T=8192 H=64", **force):

@@ -176,7 +176,7 @@ def test_a_problem_that_says_forward_needs_no_kernels_of_gradients(backend, of_g
 @pytest.mark.parametrize("words", ["", "packed", "forward"])
 def test_of_heads_of_64_a_blackwell_has_the_kernels_that_it_has_of_128(words):
     of_64, of_128 = (names_for(f"K={K} V={K} bounded l2norm bfloat16 {words}", "sm100") for K in (64, 128))
-    one_grid = {"reverse"} & of_128.keys()                                    # of 64, an SM has two CTAs of both
+    one_grid = {"reverse"} & of_128.keys()                                    # heads of 64 have none
     one_kernel = {name for name in of_64 if of_64[name] != of_128[name]}      # with 128 channels it may keep
     assert of_64.keys() == of_128.keys() - one_grid and one_kernel <= {"fused", "shares"}
     assert ("grads" in of_64) == (words != "forward")
