@@ -3,13 +3,8 @@
 from kernel_faults import SPACE, faults, initialises
 
 RESULTS = "            if i > 0:\n                self.store_results(x, shared, who, i - 1, chunk - 1, warp, thread)\n"
-STATE = (
-    "            if cutlass.const_expr(self.c.keeps):\n                if i & 1 == 0:\n"
-    "                    self.keep_state(x, shared, who, thread - 64, i >> 1)\n"
-)
 ARRIVES = "            umma.fence_before_thread_sync()\n            X_THERE.arrive()\n"
-LATE_O = f"{RESULTS}{STATE}{ARRIVES}", f"{STATE}{ARRIVES}{RESULTS}"
-LATE_STATE = f"{STATE}{ARRIVES}", f"{ARRIVES}{STATE}"
+LATE_O = f"{RESULTS}{ARRIVES}", f"{ARRIVES}{RESULTS}"
 
 FORWARD = faults({"common/cute/rows": {
     "the product does not see the operands": (
@@ -238,8 +233,11 @@ RECORDED = faults({"sm100/fwd/operands": {
         "* x.HV + piece.head\n                tiles", "* x.HV\n                tiles"
     ),
 }, "sm100/fwd/chain": {
-    "the next state is rounded over one that was not kept": ("one kernel", "race-read-write", *LATE_STATE),
-    "states of odd chunks are kept": ("one kernel", "wrong answer", "if i & 1 == 0:", "if i & 1 == 1:"),
+    "pieces of a kept row stand in each other's place": ("one kernel", "wrong answer", "& 1 == 1\n", "& 1 == 0\n"),
+    "states of odd chunks are kept": ("one kernel", "wrong answer", "who) + i) & 1 == 0:", "who) + i) & 1 == 1:"),
+    "every second state of a piece is kept, not of its walk": (
+        "shared", "wrong answer", "(self.share.skipped(shared, who) + i) & 1", "i & 1"
+    ),
     "r is kept where o is": (
         "one kernel", "race-write-write", "Int32(FirstRow.R) if warp", "Int32(FirstRow.O) if warp"
     ),
@@ -274,7 +272,7 @@ RECORDED = faults({"sm100/fwd/operands": {
         "up, 64", "race-lanes", "of_warp + (thread >> 4 & 1) * self.own_columns if", "of_warp if"
     ),
     "of 64 channels tensor memory is taken to begin at column 0": (
-        "up, 64", "tmem", "self.begin = load_one(s.tmem).to(Int32) if self.c.ctas > 1 else 0", "self.begin = 0"
+        "up, 64", "tmem", "self.begin = umma.first_column(self.c, s)", "self.begin = 0"
     ),
     "of 64 channels half of the rows of dv are the other half's": (
         "back, 64", "wrong answer", " + (warp >> 2) * of_half", ""
@@ -320,10 +318,10 @@ BACKWARD = faults({"sm100/bwd/grads": {
         "64", "uninitialised", "(columns.G + umma.HALF_LANES)", "columns.G"
     ),
     "of 64 channels products are taken to begin at column 0": (
-        "64", "tmem", "return load_one(self.tmem).to(Int32) if self.alone else 0", "return 0"
+        "64", "tmem", "return umma.first_column(self.c, self) + self.warp()", "return self.warp()"
     ),
     "of 64 channels tensor memory is not given back": (
-        "64", "tmem-leak", "umma.free(self.c.allocated, load_one(s.tmem) if self.c.ctas > 1 else 0)"
+        "64", "tmem-leak", "umma.free(self.c.allocated, umma.first_column(self.c, s))"
     ),
     "values are replaced while a product reads them": ("long", "deadlock", *initialises("values_empty", 1)),
 }, "common/cute/grads/load": {

@@ -212,7 +212,7 @@ CheckpointArguments = FusedArguments.replacing("CheckpointArguments", response={
 # For a kernel that keeps what a backward reads.
 KeepingArguments = FusedArguments.replacing(
     "KeepingArguments",
-    response={}, M={}, edges={}, crossed={}, every={},
+    response={}, M={}, every={},
     h=dict(
         tiles=tensor("uint8"),               # (chunks, HV) tiles, with b on keys
         h=tensor("bfloat16"),                # (states, HV, K, V): those that enter every two chunks, as images

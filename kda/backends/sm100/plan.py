@@ -62,8 +62,8 @@ KERNELS = {
 
 # Chunks that a cluster walks over in the time of two more launches, of a segment more in compose, for so many heads at
 # once, and of a chunk of one head in join.
-LAUNCHES, EDGE, AT_ONCE, JOINED = 16, 2, 16, 1 / 110
-PAIRS = shared.Clusters(CTAS, 0)             # those of the one kernel that keeps what a backward reads
+LAUNCHES, EDGE, AT_ONCE, JOINED = 16, 2, 16, 1 / 225
+PAIRS = shared.Clusters(CTAS, 0)             # those of the one kernel that keeps what a backward reads, a walk each
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def plan(p: Problem, sms: int, offsets: str | None) -> Form:
     chunks = -(-p.T // C)
     length = -(-chunks // segments) * C                                        # the longest that a segment can be
     return InSegments(
-        fused_config(p, offsets, cut=True), ctas, segments, join_states_config(p), JoinConfig(offsets, p.K, p.V, C),
+        fused_config(p, offsets, cut=True), ctas, segments, join_states_config(p), join_config(p, offsets),
         -(-length // JOIN_ROWS),
     )
 
@@ -154,6 +154,10 @@ def fused_config(p: Problem, offsets: str | None, cut: bool = False) -> FusedCon
     )
 
 
+def join_config(p: Problem, offsets: str | None) -> JoinConfig:
+    return JoinConfig(offsets, p.K, p.V, C, branches=False)
+
+
 def record_config(p: Problem, cut: bool, alone: bool, results: bool) -> RecordConfig:
     """Return the configuration of a forward that keeps, or of the same without its results."""
     walk, h0 = ("segments", "float32") if cut else ("sequences", p.state_dtype)
@@ -180,15 +184,19 @@ KEEPING = {True: Clocks(2960, 1800, 2200), False: Clocks(4480, 1800, 2900)}
 
 def one_kernel_that_keeps(p: Problem, sms: int, chunks: int) -> shared.Clusters:
     """Return the clusters of the one kernel that keeps what a backward reads, where it is faster than operands and
-    record: each has a sequence and a value head, as many at once as there is room for.  Bits are the same."""
+    record.  They have equal shares of all sequences and value heads, or, if none ends inside a walk, one walk each.
+    Bits are the same."""
     walks, longest, at_once = p.N * p.HV, max(chunks_of_a_sequence(p, C), 1), sms // CTAS
     config = keeping_config(p, PAIRS, True)
     if not config or not walks or not at_once or p.force.form == "two kernels":
         return shared.NO_CLUSTERS
     clocks = KEEPING[config.one_product]
     apart = clocks.operands * chunks * p.HV / sms + clocks.record * longest * -(-walks // sms)
-    faster = clocks.fused * longest * -(-walks // at_once) < apart
-    return PAIRS if faster or p.force.form == "one kernel" else shared.NO_CLUSTERS
+    faster = clocks.fused * longest * max(1, walks / at_once) < apart
+    if not faster and p.force.form != "one kernel":
+        return shared.NO_CLUSTERS
+    at_once = min(walks, at_once)
+    return shared.Clusters(CTAS, at_once) if shares_end_in_walks(p, CTAS * at_once) else PAIRS
 
 
 def keeping_config(p: Problem, clusters: shared.Clusters, results: bool) -> KeepingConfig | None:
@@ -268,7 +276,7 @@ def recipes(p: Problem, host: Host, training: bool = True) -> list[AnyRecipe]:
     cut = not (p.batch_invariant or p.intermediate_states or p.checkpoints)
     for offsets in shared.OFFSETS if p.packed else (None,):
         configs += [fused_config(p, offsets)]
-        configs += [fused_config(p, offsets, cut), JoinConfig(offsets, p.K, p.V, C)] * cut
+        configs += [fused_config(p, offsets, cut), join_config(p, offsets)] * cut
     configs += [join_states_config(p)] * cut
     if training:
         configs += shared.all_configs(TRAINING, p)

@@ -15,7 +15,7 @@ of those (`place_of_channel`, `place_of_column`).
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int64, Uint32
+from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
 from .configs import JOIN_ROWS
@@ -63,12 +63,12 @@ class Join(Entry):
         lane_rows = [row + (lane >> 2) + 8 * r for r in range(2)]
         elements, first = [Int64(x * HV) for x in lane_rows], (lane & 3) * 8
         of_K, of_V = [[x + (row * width + first) for row in elements] for x, width in ((response, K), (o, V))]
-        a = [[words_if(lane_rows[r] < rows, of_K[r] + 32 * block) for r in range(2)] for block in range(K // 32)]
-        old = [words_if(lane_rows[r] < rows, of_V[r]) for r in range(2)]       # loaded one block ahead
+        a = [self.block(lane_rows, rows, of_K, block) for block in range(K // 32)]
+        old = self.block(lane_rows, rows, of_V, 0)                             # loaded one block ahead
         for block in cutlass.range_constexpr(V // 32):
             entering, acc = old, [[Float32(0.0)] * 4 for _ in range(4)]        # four tiles of eight columns
             if cutlass.const_expr(block + 1 < V // 32):
-                old = [words_if(lane_rows[r] < rows, of_V[r] + 32 * (block + 1)) for r in range(2)]
+                old = self.block(lane_rows, rows, of_V, block + 1)
             for step in cutlass.range_constexpr(K // 16):
                 of_step, half = a[step // 2], step % 2 * 2
                 operand = [of_step[r][half + side] for side in range(2) for r in range(2)]
@@ -86,6 +86,11 @@ class Join(Entry):
                         new += [before[e] + acc[tile][2 * r + e] for e in range(2)]
                     store(of_V[r] + 32 * block, new)
 
+    def block(self, lane_rows, rows, places, block: int):
+        """Return the lane's words of a block of 32 of each of its rows."""
+        load = words_if if self.c.branches else words_without_branch
+        return [load(row < rows, place + 32 * block) for row, place in zip(lane_rows, places)]
+
 
 @cute.jit
 def words_if(exists, pointer):
@@ -95,6 +100,16 @@ def words_if(exists, pointer):
     if exists:
         cute.autovec_copy(neighbours(cute.recast_ptr(pointer, dtype=Uint32), 4), found)
     return found
+
+
+def words_without_branch(exists, pointer):
+    """The same; loads behind it may be requested before it."""
+    zeros = " ".join(f"mov.b32 {{$w{i}}}, 0;" for i in range(4))
+    loads = "@p ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"
+    return cute.arch.inline_ptx(
+        f"{{.reg .pred p; setp.ne.b32 p, {{$r1}}, 0; {zeros} {loads}}}",
+        write_only_types=[Uint32] * 4, read_only_args=[pointer.toint(), Int32(exists)],
+    )
 
 
 def place_of_channel(channel):

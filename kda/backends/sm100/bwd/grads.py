@@ -92,7 +92,7 @@ class Math(PairRows):
         umma.fence_before_thread_sync()
         self.warps.sync()                                                      # all have read tensor memory
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
-            umma.free(self.c.allocated, load_one(s.tmem) if self.c.ctas > 1 else 0)
+            umma.free(self.c.allocated, umma.first_column(self.c, s))
 
     def refresh(self, s):
         """Reload the thread's number from shared memory, so that ptxas cannot hoist what follows from it out of the
@@ -183,7 +183,7 @@ class Math(PairRows):
 
     def issue_products(self, s):
         """Warp 0 issues an item's products: its values are there, and the results of the item before were read."""
-        struct, columns, to = self.c.struct, self.columns, self.first_column()
+        struct, columns, to = self.c.struct, self.columns, umma.first_column(self.c, s)
         do, r = struct.do_dv.offset, struct.r.offset
         dv = do + TOKENS * umma.ROW
         umma.fence_after_thread_sync()
@@ -198,14 +198,10 @@ class Math(PairRows):
             umma.multiply(self.of_dh, to + columns.down, s.base_desc, struct.dh.offset, r, False)
             umma.commit(s.products + 1)
 
-    def first_column(self):
-        """Return where the CTA's tensor memory begins: all of it at 0."""
-        return load_one(self.tmem).to(Int32) if self.alone else 0
-
     def lanes(self):
         """Return the address of the 16 lanes of tensor memory where the warp has its rows of products."""
         if self.alone:
-            return self.first_column() + self.warp() * umma.WARP_LANES
+            return umma.first_column(self.c, self) + self.warp() * umma.WARP_LANES
         return self.quarter() * umma.WARP_LANES + self.half() * (umma.WARP_LANES // 2)
 
     def accumulators(self, columns: int, count: int = 1):

@@ -13,16 +13,16 @@ PREPAREs of both CTAs make.
   2, 3   o of the chunk before to global memory
 
 Of a call whose gradients are recorded (`keeps`), b is on keys and the tile has -kE (fwd/record.py), so X is not
-negated, and r lies where -X lay.  Warps 0, 1 store r; warps 2, 3 the rounded state that enters every second chunk.
+negated, and r lies where -X lay.  Warps 0, 1 store r; each thread its row of the state that enters every second chunk.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from ...common.cute import fast
 from ...common.cute.async_copies import copy_16_bytes_later
-from ...common.cute.copies import copy_16_bytes, field_at, floats, in_global, load, load_one, store
+from ...common.cute.copies import field_at, floats, load, load_one, store
 from ...common.cute.fragments import store_matrices
 from ...common.cute.packed import both, rounded, times_pairs
 from ...common.cute.rings import phase_of, stage_of
@@ -33,7 +33,7 @@ from ..configs import AHEAD, CTAS, RING, STATE_ROUNDED, X_THERE, FirstRow, Fused
 from ..parts import umma
 from ..parts.state import in_shared
 from ..parts.teams import arrive_at, wait
-from ..parts.walks import kept_places, locate_walk, share_of
+from ..parts.walks import Share, kept_places, locate_walk
 
 FINDER = 3                                   # the warp that finds the next piece
 STATE_PIECE = 16                             # columns of a row that a thread has in registers at a time
@@ -53,7 +53,7 @@ class Consumer:
         self.halves = K == 64                                                  # a thread has half of a row of S
         self.own_columns = N // 2 if self.halves else N                        # how many of its columns a thread has
         self.bytes_of_v = C * 2 * N                                            # in a chunk
-        self.share, self.crossing = share_of(config), Crossing(CTAS, K * N)
+        self.share, self.crossing = Share(config), Crossing(CTAS, K * N)
 
     @cute.jit
     def walk_share(self, x, shared, barriers, rank):
@@ -69,9 +69,8 @@ class Consumer:
             if warp < 2 and not is_ahead:
                 self.load_v(x, shared, who, thread, 0, slot)
                 self.load_v(x, shared, who, thread, 1, self.next_slot(slot))
-            if cutlass.const_expr(not self.c.keeps):
-                if piece.enters == PieceField.FROM_CLUSTER:
-                    self.enter_share(x, self.share.cluster(shared) - 1, rank, thread)
+            if piece.enters == PieceField.FROM_CLUSTER:
+                self.enter_share(x, self.share.cluster(shared) - 1, rank, thread)
             if piece.enters == PieceField.FROM_MEMORY:
                 walk = locate_walk(self.c, x, piece.walk)
                 self.enter(x.h0, Int64(walk.n) * x.HV + piece.head, rank, thread, walk.segment, walk.is_transition)
@@ -84,9 +83,8 @@ class Consumer:
             piece = self.share.found(shared, who)                              # again: not kept from chunk to chunk
             if piece.chunks > 0:
                 self.store_results(x, shared, who, piece.chunks - 1, chunk - 1, warp, thread)
-            if cutlass.const_expr(not self.c.keeps):
-                if piece.leaves == PieceField.FROM_CLUSTER:
-                    self.leave_share(x, self.share.cluster(shared), rank, thread)
+            if piece.leaves == PieceField.FROM_CLUSTER:
+                self.leave_share(x, self.share.cluster(shared), rank, thread)
             if piece.leaves == PieceField.FROM_MEMORY:
                 walk = locate_walk(self.c, x, piece.walk)
                 self.leave(x, walk.n, walk.segment, walk.is_transition, piece.head, rank, thread)
@@ -113,7 +111,7 @@ class Consumer:
         with cute.arch.elect_one():
             store(self.first_row(shared, following, FirstRow.V), [v, o])
             if cutlass.const_expr(c.keeps):
-                kept = self.kept_state(x, Int64(kept_places(c, x, piece.walk)[1]) * x.HV + piece.head, rank)
+                kept = self.kept_state(x, Int64(kept_places(c, x, piece)[1]) * x.HV + piece.head, rank)
                 store(self.first_row(shared, following, FirstRow.R), [x.r.toint() + skipped, kept])
             store(field_at(shared, self.fields.cta.tokens) + following, [tokens])
 
@@ -148,8 +146,9 @@ class Consumer:
         """Process chunk i of a piece, `chunk` of all, whose rows of v are `slot` bytes behind `shared`."""
         tile, parity = self.tile_of(chunk, rank), chunk & 1
         fields, base_desc = self.fields.tile, field_at(shared, self.fields.cta.base_desc)
+        kept = self.kept_row(x, shared, who, i, thread)
         wait(barriers.full + stage_of(chunk, RING), phase_of(chunk, RING))
-        self.round_and_decay(shared, tile, thread)
+        self.round_and_decay(shared, tile, thread, kept)
         if warp == 0:
             with cute.arch.elect_one():
                 umma.multiply(self.on_state, self.out(chunk), base_desc, tile, self.fields.cta.S.offset, True)
@@ -178,23 +177,26 @@ class Consumer:
         else:
             if i > 0:
                 self.store_results(x, shared, who, i - 1, chunk - 1, warp, thread)
-            if cutlass.const_expr(self.c.keeps):
-                if i & 1 == 0:
-                    self.keep_state(x, shared, who, thread - 64, i >> 1)
             umma.fence_before_thread_sync()
             X_THERE.arrive()
         wait(barriers.added, parity)
         umma.fence_after_thread_sync()
         arrive_at(field_at(shared + self.group_of(chunk), self.fields.group.empty), chunk & 1)
 
-    def round_and_decay(self, shared, tile, thread):
-        """All four warps store S, rounded, to shared memory, and 2^gc_last S to where S was."""
+    @cute.jit
+    def round_and_decay(self, shared, tile, thread, kept):
+        """All four warps store S, rounded, to shared memory, and 2^gc_last S to where S was; and, unless that is 0, to
+        where the thread's row is kept."""
         decay = both(load_one(field_at(shared + tile, self.fields.tile.decay) + decay_index(self.channel(thread))))
-        for first in range(0, self.own_columns, STATE_PIECE):
+        for first in cutlass.range_constexpr(0, self.own_columns, STATE_PIECE):
             # redundant: ptxas would mix the pieces, and run out of registers
             cute.arch.sync_warp()
             words = self.load_piece(thread, first, Uint32)
-            self.round_state(rounded(words), first, shared, thread)
+            of_S = rounded(words)
+            self.round_state(of_S, first, shared, thread)
+            if cutlass.const_expr(self.c.keeps):
+                if kept != 0:
+                    self.keep_piece(of_S, first, kept, thread)
             self.store_piece(thread, first, times_pairs(words, decay))
         umma.wait_for_stores()
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -208,17 +210,24 @@ class Consumer:
         """Return where one of a piece's addresses lies (FirstRow)."""
         return field_at(shared, self.fields.cta.first_rows) + (FirstRow.COUNT * who + field)
 
-    def keep_state(self, x, shared, who, thread, number):
-        """Warps 2 and 3 store the state, rounded and as it lies, to where number `number` of the walk is kept.  Bulk
-        copies of tiles would hold up another one."""
-        first = load_one(self.first_row(shared, who, FirstRow.KEPT))
-        to = in_global(first + Int64(number) * x.HV * (2 * self.c.K * self.c.V), BFloat16) + thread * 8
-        source, turns = field_at(shared, self.fields.cta.S) + thread * 8, self.fields.cta.S.bytes // (64 * 16)
-        for turn in range(0, turns, 4):
-            # redundant: ptxas would load all pieces ahead, and run out of registers
-            cute.arch.sync_warp()
-            for i in range(turn, turn + 4):
-                copy_16_bytes(source + i * 512, to + i * 512)
+    @cute.jit
+    def kept_row(self, x, shared, who, i, thread):
+        """Return the address of the thread's row in the state that enters chunk i of a piece, which lies as in shared
+        memory; 0 if it is not kept."""
+        row = Int64(0)
+        if cutlass.const_expr(self.c.keeps):
+            if (self.share.skipped(shared, who) + i) & 1 == 0:
+                first = load_one(self.first_row(shared, who, FirstRow.KEPT))
+                row = first + Int64(i >> 1) * x.HV * (2 * self.c.K * self.c.V) + self.channel(thread) * (2 * HALF)
+        return row
+
+    @cute.jit
+    def keep_piece(self, words, first: int, row, thread):
+        """Store a piece of a row: two of 16 bytes that the swizzle leaves neighbours."""
+        swaps = self.channel(thread) & 1 == 1
+        first_half = [words[i + 4] if swaps else words[i] for i in range(4)]
+        second_half = [words[i] if swaps else words[i + 4] for i in range(4)]
+        store_32_bytes(row + ((first // 8) ^ (self.channel(thread) & 6)) * 16, first_half + second_half)
 
     @cute.jit
     def store_results(self, x, shared, who, i, chunk, warp, thread):

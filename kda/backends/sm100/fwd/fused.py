@@ -25,8 +25,8 @@ Clusters have equal shares of all walks, in pieces (parts/walks.py): a walk that
 cluster behind, which is given the state, in float32, through memory.  A flag, `crossed`, says that it is there: a
 thread of CHAIN sets it.  So no bit depends on the number of clusters.
 
-`keeps`, of a call whose gradients are recorded: a cluster walks over one sequence, found in the table of segments, and
-tiles, r and states go to memory with the bits that fwd/operands.py and fwd/record.py give them.
+`keeps`, of a call whose gradients are recorded: sequences are found in the table of segments, and tiles, r and states
+go to memory with the bits that fwd/operands.py and fwd/record.py give them.
 
 Chunks are counted through all that a cluster walks over: chunk c is in stage c mod 4, which group (c >> 1) & 1 of CTA
 c & 1 fills.  PREPAREs do not wait for the end of the piece before, and CHAIN requests the next one's first rows of v
@@ -78,7 +78,7 @@ from ...common.cute.entry import Entry, permit_early_launch, wait_for_the_kernel
 from ...common.cute.tile import C, swizzle_128B
 from ..configs import CTA_PIPELINES, CTAS, FIRST_PRODUCER, GROUPS, TMEM, FusedConfig
 from ..parts import umma
-from ..parts.walks import cluster_count, cluster_index, end_of_sequences, share_of
+from ..parts.walks import Share, cluster_count, cluster_index, end_of_sequences
 from .chain import Consumer
 from .prepare import Producer
 
@@ -86,7 +86,7 @@ from .prepare import Producer
 class Fused(Entry):
     def __init__(self, config: FusedConfig):
         self.c = config
-        self.producer, self.consumer, self.share = Producer(config), Consumer(config), share_of(config)
+        self.producer, self.consumer, self.share = Producer(config), Consumer(config), Share(config)
 
     @cute.kernel
     def kernel(self, x):
@@ -107,7 +107,7 @@ class Fused(Entry):
         if warp == 0:
             umma.allocate(field_at(shared, struct.tmem), TMEM)
         if warp == 1:
-            self.share.publish(x, shared, cluster_index(), cluster_count())
+            self.share.publish(x, shared, cluster_index(self.c), cluster_count(self.c))
         self.store_minus_one(field_at(shared, struct.minus_one))
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()

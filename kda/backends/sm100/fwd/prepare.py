@@ -37,7 +37,7 @@ from ..parts import umma
 from ..parts.pairs import TensorCoreOfGroup
 from ..parts.state import store_transposed
 from ..parts.teams import MakerGroup, wait, warp_index
-from ..parts.walks import WorkItem, kept_places, locate_walk, number_of_cta, share_of
+from ..parts.walks import Share, WorkItem, kept_places, locate_walk, number_of_cta
 from .operands import Multiplied
 
 SENDER = 4                                   # warp that hands the tile over
@@ -46,7 +46,7 @@ SENDER = 4                                   # warp that hands the tile over
 class Producer:
     def __init__(self, config: FusedConfig):
         self.c, self.team, self.fields = config, MakerGroup(config), config.memory
-        self.item, self.share = WorkItem(config, self.team), share_of(config)
+        self.item, self.share = WorkItem(config, self.team), Share(config)
         self.tensor_core = TensorCoreOfGroup(config, self.team)
         self.gate = Gate(config, self.team)
         self.rows = Rows(config, self.team, self.tensor_core, self.fields.tile, negated_kE=config.keeps)
@@ -91,7 +91,7 @@ class Producer:
             found = locate_walk(self.c, x, piece.walk).piece(piece)
             tiles = None
             if cutlass.const_expr(self.c.keeps):
-                tile = Int64(kept_places(self.c, x, piece.walk)[0]) * x.HV + piece.head
+                tile = Int64(kept_places(self.c, x, piece)[0]) * x.HV + piece.head
                 tiles = x.tiles + tile * record_tile(self.c.K).bytes
             self.item.publish(shared, found.tokens, self.gate.rows_of_head(x, found.begin, piece.head), tiles)
         self.team.meet()                                                       # the item is there

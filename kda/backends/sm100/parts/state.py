@@ -88,8 +88,8 @@ class Walker(Entry):
         return stage, phase
 
     def find_tensor_memory(self, s):
-        """Load where the CTA's tensor memory begins, once it is allocated: all of it at 0."""
-        self.begin = load_one(s.tmem).to(Int32) if self.c.ctas > 1 else 0
+        """Load where the CTA's tensor memory begins, once it is allocated."""
+        self.begin = umma.first_column(self.c, s)
 
     def place_of_piece(self, thread):
         """Return the row and the first column of the piece of 16 bytes that one of some threads moves."""

@@ -116,6 +116,11 @@ def allocate(to, columns: int):
     )
 
 
+def first_column(config, s):
+    """Return where the columns that a CTA has allocated begin: at 0 if they are all, else where `s.tmem` says."""
+    return load_one(s.tmem).to(Int32) if config.ctas > 1 else 0
+
+
 def free(columns: int, first=0):
     """The warp that allocated columns frees them; they begin at 0 unless the CTA shares tensor memory with others."""
     free = "tcgen05.dealloc.cta_group::1.sync.aligned.b32"

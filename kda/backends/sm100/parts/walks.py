@@ -2,8 +2,8 @@
 
 A walk is a sequence and a value head, or, where sequences are cut (`cut`), one of 2 segments - 1 of them: each segment
 of the sequence is walked over once, and each but the first a second time, from the identity, for the transition M.
-Clusters have equal shares of all chunks of these walks, in pieces (common/cute/share.py), or, where what a backward
-reads is kept (`keeps`), one walk each.
+Clusters have equal shares of all chunks of these walks, in pieces (common/cute/share.py).  Where what a backward reads
+is kept (`keeps`), sequences are found in the table of segments.
 """
 
 from typing import Any, NamedTuple
@@ -54,33 +54,36 @@ def walks_of_head(c, x):
     return x.N * walks_of_sequence(c, x)
 
 
-def locate_walk(c, x, walk):
+def sequence(c, x, n):
+    """Return the first token of a sequence, and its tokens."""
     if c.keeps:
-        n, begin, tokens, _, _ = place_of_segment(c, x, walk, x.chunks, 1, 0)
-        return LocatedWalk(begin, tokens, n, Int32(0), False)
+        return place_of_segment(c, x, n, x.chunks, 1, 0)[1:3]
+    return locate_sequence(c.offsets, x, n)
+
+
+def locate_walk(c, x, walk):
     n, segment, is_transition = walk, Int32(0), False
     if c.cut:
         n = walk // walks_of_sequence(c, x)
         segment = walk - n * walks_of_sequence(c, x)
         is_transition = segment >= x.segments
         segment -= (x.segments - 1) * Int32(is_transition)
-    begin, tokens = locate_sequence(c.offsets, x, n)
+    begin, tokens = sequence(c, x, n)
     if c.cut:
         begin, tokens = locate_segment(begin, tokens, segment, x.segments, C)
     return LocatedWalk(begin, tokens, n, segment, is_transition)
 
 
-def kept_places(c, x, walk):
-    """Return the numbers of a walk's first chunk and state among all that are kept."""
-    return place_of_segment(c, x, walk, x.chunks, 1, 0)[3:]
+def kept_places(c, x, piece):
+    """Return the numbers of a piece's first chunk, and of the first state that enters two of its chunks, among all that
+    are kept."""
+    chunk, state = place_of_segment(c, x, piece.walk, x.chunks, 1, 0)[3:]
+    return chunk + piece.skipped, state + ((piece.skipped + 1) >> 1)
 
 
 def end_of_sequences(c, x):
     """Return the first token behind all packed sequences."""
-    if c.keeps:
-        begin, tokens = locate_walk(c, x, x.N - 1)[:2]
-    else:
-        begin, tokens = locate_sequence(c.offsets, x, x.N - 1)
+    begin, tokens = sequence(c, x, x.N - 1)
     return begin + tokens
 
 
@@ -94,12 +97,15 @@ def chunks_of(tokens):
     return (tokens + C - 1) >> C.bit_length() - 1
 
 
-def cluster_index():
-    return cute.arch.block_idx()[0] // CTAS
+def cluster_index(c):
+    """Return the number of a cluster: a grid that keeps has one CTA of each cluster in a row."""
+    x, y, z = cute.arch.block_idx()
+    return z * cute.arch.grid_dim()[1] + y if c.keeps else x // CTAS
 
 
-def cluster_count():
-    return cute.arch.grid_dim()[0] // CTAS
+def cluster_count(c):
+    x, y, z = cute.arch.grid_dim()
+    return y * z if c.keeps else x // CTAS
 
 
 class Share(share.Share):
@@ -126,7 +132,7 @@ class Share(share.Share):
         slot, _ = self.first(field)
         if cute.arch.lane_idx() == 0:
             store(field + ShareField.CLUSTER, [cluster])
-            of_sequence = self.slots_of_sequence(x, Int32(0))[0] if self.c.offsets is None else Int32(0)
+            of_sequence = Int32(0) if self.c.packed else self.slots_of_sequence(x, Int32(0))[0]
             store(field + ShareField.OF_SEQUENCE, [of_sequence, Int32(0)])     # all is there, for wider loads
             self.put_nothing(shared, slot, cluster)
 
@@ -166,16 +172,17 @@ class Share(share.Share):
         """One warp finds the next of the cluster's walks without tokens, which are in no share."""
         item = load_one(self.field(shared, before) + PieceField.ITEM)
         items, found, way = walks_of_head(self.c, x) * x.HV, Int32(0), Int32(PieceField.NOWHERE)
+        clusters = cluster_count(self.c)
         while way == PieceField.NOWHERE and item < items:
-            other, tokens = item + cute.arch.lane_idx() * cluster_count(), Int32(1)
+            other, tokens = item + cute.arch.lane_idx() * clusters, Int32(1)
             if other < items:
                 tokens = locate_walk(self.c, x, other // x.HV).tokens
             without = cute.arch.vote_ballot_sync(tokens == 0)
-            item += 32 * cluster_count()
+            item += 32 * clusters
             if without != 0:
                 way = Int32(PieceField.FROM_MEMORY)
-                found = item + (cute.arch.popc((without & -without) - 1) - 32) * cluster_count()
-                item = found + cluster_count()
+                found = item + (cute.arch.popc((without & -without) - 1) - 32) * clusters
+                item = found + clusters
         self.put(shared, who, [Int32(0), found // x.HV, found % x.HV, Int32(0), Int32(0), way, way, item])
 
     def put(self, shared, who, fields):
@@ -194,9 +201,13 @@ class Share(share.Share):
         """Return the head of that alone: not kept from chunk to chunk."""
         return load_one(self.field(shared, who) + PieceField.HEAD)
 
+    def skipped(self, shared, who):
+        """Return the chunks before the piece, likewise."""
+        return load_one(self.field(shared, who) + PieceField.SKIPPED)
+
     def slots_of_sequence(self, x, n):
         """Return its slots, and the chunks of one of its segments."""
-        chunks = chunks_of(locate_sequence(self.c.offsets, x, n)[1])
+        chunks = chunks_of(sequence(self.c, x, n)[1])
         if not self.c.cut:
             return chunks, chunks
         segment = (chunks + x.segments - 1) // x.segments
@@ -205,7 +216,7 @@ class Share(share.Share):
     @cute.jit
     def slots_of_head(self, x):
         slots = Int32(0)
-        if cutlass.const_expr(self.c.offsets is not None):
+        if cutlass.const_expr(self.c.packed):
             for n in cutlass.range(cute.arch.lane_idx(), x.N, 32, unroll=4):
                 slots += self.slots_of_sequence(x, n)[0]
             for far in (16, 8, 4, 2, 1):
@@ -241,14 +252,14 @@ class Share(share.Share):
         `of_sequence` slots."""
         head = slot // slots
         of_head = slot - head * slots
-        if cutlass.const_expr(self.c.offsets is not None):
+        if cutlass.const_expr(self.c.packed):
             n, before = self.sequence_with(x, of_head)
         else:
             n = of_head // of_sequence
             before = n * of_sequence
         walk, first = n, head * slots + before
         if cutlass.const_expr(self.c.cut):
-            chunks = chunks_of(locate_sequence(self.c.offsets, x, n)[1])
+            chunks = chunks_of(sequence(self.c, x, n)[1])
             segment = self.slots_of_sequence(x, n)[1]
             skipped = of_head - before
             behind = skipped >= chunks                                         # in a transition: the first has none
@@ -266,7 +277,7 @@ class Share(share.Share):
     def piece(self, x, shared, slot, walk, head):
         """The piece at a slot.  Packed, it is only looked up where it may be a part of a walk: else it is the next walk
         that has tokens, behind another one."""
-        if cutlass.const_expr(self.c.offsets is None):
+        if cutlass.const_expr(not self.c.packed):
             return self.look_up(x, shared, slot)
         field = self.published(shared)
         begin, resume, limit = [
@@ -296,33 +307,6 @@ class Share(share.Share):
         skipped = slot - first
         left, within = chunks_of(locate_walk(self.c, x, walk).tokens) - skipped, end - slot
         return WalkPiece(walk, head, skipped, cutlass.min(left, within), Int32(slot > first), Int32(left > within))
-
-
-class OneWalk(Share):
-    """The share of a cluster that has one walk, whatever that is: its number and head are the cluster's place in the
-    grid.  ITEM says whether it was found before."""
-
-    @cute.jit
-    def publish(self, x, shared, cluster, clusters):
-        tokens = locate_walk(self.c, x, cute.arch.block_idx()[2]).tokens
-        if cute.arch.lane_idx() == 0:
-            store(self.published(shared), [Int32(0), Int32(0), chunks_of(tokens), Int32(0)])
-            self.put_nothing(shared, Int32(0), Int32(0))
-
-    @cute.jit
-    def find(self, x, shared, before, who):
-        _, head, walk = cute.arch.block_idx()
-        chunks, way = chunks_of(locate_walk(self.c, x, walk).tokens), Int32(PieceField.FROM_MEMORY)
-        if load_one(self.field(shared, before) + PieceField.ITEM) > 0:
-            chunks, way = Int32(0), Int32(PieceField.NOWHERE)
-        self.put(shared, who, [Int32(0), walk, head, Int32(0), chunks, way, way, Int32(1)])
-
-    def find_without_tokens(self, x, shared, before, who):
-        self.find(x, shared, before, who)
-
-
-def share_of(config: FusedConfig) -> Share:
-    return OneWalk(config) if config.keeps else Share(config)
 
 
 class WorkItem:
