@@ -15,6 +15,7 @@ from kda.backends.common.cute.training import TOKENS
 from kda.backends.common.training_plan import all_configs
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.configs import GradsConfig, OperandsConfig, RecordConfig, WalkConfig
+from kda.model.force import forcing
 from kda.model.problem import Problem
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.target import parse
@@ -34,6 +35,7 @@ OF_KERNELS = ("| kernel | warp instructions | MUFU | MFLOP | wavefronts of share
 STATES = "state_dtype=float32 final_state=true"
 OF_CODE = "| registers | bounded by -5 | any other gate |"
 OF_SPILLS = "| bytes that grads spills | whole sequences | packed |"
+OF_BYTES = "| bytes of HBM per token and head, step that keeps | reads | writes | sum |"
 OF_HEADS = "| heads | operands | record | walk | grads | shares | forward | backward |"
 
 
@@ -96,6 +98,22 @@ def of_kernels(kernels: dict[str, Counts]) -> list[str]:
                   f"{x.shared_wavefronts:,.0f}", f"{x.shared_bytes / 1024:,.0f}", f"{x.bytes:,.0f}", launches[name])
         for name, x in (kernels | sums).items()
     ]
+
+
+def of_bytes() -> list[str]:
+    """Rows of a table: what each kernel of a step that keeps reads and writes.  What a launch reads more than once,
+    or has written itself (dv, and dh of every 64 tokens), comes from L2."""
+    with forcing(form="one kernel", reverse=True):
+        pairs = zip(step(SHORT, True, "sm100").runs, step(LONG, True, "sm100").runs, strict=True)
+    tokens, from_L2 = LONG - SHORT, {"reverse": 2 * 128 + 2 * 128 * 128 // TOKENS}
+    rows, reads, writes = [], 0.0, 0.0
+    for name, (short, long) in zip(("fused", "reverse", "shares"), pairs, strict=True):
+        read, written = ((long.counters[f"global_floor_{way}"] - short.counters[f"global_floor_{way}"]) / tokens
+                         for way in ("read", "written"))
+        read -= from_L2.get(name, 0)
+        reads, writes = reads + read, writes + written
+        rows.append(table_row(name, f"{read:,.0f}", f"{written:,.0f}", f"{read + written:,.0f}"))
+    return [*rows, table_row("**step**", f"{reads:,.0f}", f"{writes:,.0f}", f"{reads + writes:,.0f}")]
 
 
 def of_heads(kernels: dict[str, Counts], T: int = 8192) -> list[str]:

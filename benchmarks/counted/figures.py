@@ -59,6 +59,7 @@ FIGURES = (
     in_table(BLACKWELL, blackwell_times.OF_FORWARDS, blackwell_times.of_forwards),
     in_table(BLACKWELL, blackwell_times.OF_STEPS, blackwell_times.of_steps),
     in_table(BLACKWELL, blackwell_times.OF_BOTH, blackwell_times.of_both),
+    in_table(BLACKWELL, blackwell_step.OF_BYTES, blackwell_step.of_bytes),
     in_table(TRITON, triton.HEADER, triton.rows),
     in_sentence(
         TRITON, "the forward writes # more, and of its first two launches the backward needs only the cumulative "

@@ -53,7 +53,7 @@ Recorded = (
 )
 Config = Forward | Recorded
 KERNELS = {
-    FusedConfig: "sm100.fwd.fused", ComposeConfig: "common.cute.compose", JoinConfig: "common.cute.join",
+    FusedConfig: "sm100.fwd.fused", ComposeConfig: "common.cute.compose", JoinConfig: "sm100.fwd.join",
     KeepingConfig: "sm100.fwd.fused",
     TablesConfig: "common.cute.tables", OperandsConfig: "sm100.fwd.operands", RecordConfig: "sm100.fwd.record",
     WalkConfig: "sm100.bwd.walk", GradsConfig: "sm100.bwd.grads", SharesConfig: "common.cute.shares",
@@ -114,7 +114,7 @@ def plan(p: Problem, sms: int, offsets: str | None) -> Form:
     chunks = -(-p.T // C)
     length = -(-chunks // segments) * C                                        # the longest that a segment can be
     return InSegments(
-        fused_config(p, offsets, cut=True), ctas, segments, join_states_config(p), join_config(p, offsets),
+        fused_config(p, offsets, cut=True), ctas, segments, join_states_config(p), JoinConfig(offsets, p.K, p.V, C),
         -(-length // JOIN_ROWS),
     )
 
@@ -152,10 +152,6 @@ def fused_config(p: Problem, offsets: str | None, cut: bool = False) -> FusedCon
         **chunk_options(p), offsets=offsets, h0=p.state_dtype, ht=p.final_state and not cut, v_first=p.state_v_first,
         cut=cut, checkpoints=p.checkpoints,
     )
-
-
-def join_config(p: Problem, offsets: str | None) -> JoinConfig:
-    return JoinConfig(offsets, p.K, p.V, C, branches=False)
 
 
 def record_config(p: Problem, cut: bool, alone: bool, results: bool) -> RecordConfig:
@@ -276,7 +272,7 @@ def recipes(p: Problem, host: Host, training: bool = True) -> list[AnyRecipe]:
     cut = not (p.batch_invariant or p.intermediate_states or p.checkpoints)
     for offsets in shared.OFFSETS if p.packed else (None,):
         configs += [fused_config(p, offsets)]
-        configs += [fused_config(p, offsets, cut), join_config(p, offsets)] * cut
+        configs += [fused_config(p, offsets, cut), JoinConfig(offsets, p.K, p.V, C)] * cut
     configs += [join_states_config(p)] * cut
     if training:
         configs += shared.all_configs(TRAINING, p)

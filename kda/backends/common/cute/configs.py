@@ -213,7 +213,6 @@ class JoinConfig(HeadsConfig):
     K: int
     V: int
     unit: int                                # tokens: segments have a multiple of so many
-    branches: bool = True                    # around loads of rows that there may not be
     pdl = True
     arguments = JoinArguments
     threads = 32 * WARPS

@@ -15,7 +15,7 @@ of those (`place_of_channel`, `place_of_column`).
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64, Uint32
+from cutlass import BFloat16, Float32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
 from .configs import JOIN_ROWS
@@ -88,28 +88,16 @@ class Join(Entry):
 
     def block(self, lane_rows, rows, places, block: int):
         """Return the lane's words of a block of 32 of each of its rows."""
-        load = words_if if self.c.branches else words_without_branch
-        return [load(row < rows, place + 32 * block) for row, place in zip(lane_rows, places)]
+        return [self.words_if(row < rows, place + 32 * block) for row, place in zip(lane_rows, places)]
 
-
-@cute.jit
-def words_if(exists, pointer):
-    """Eight neighbours as four words; zeros where nothing is."""
-    found = cute.make_rmem_tensor(4, Uint32)
-    found.fill(0)
-    if exists:
-        cute.autovec_copy(neighbours(cute.recast_ptr(pointer, dtype=Uint32), 4), found)
-    return found
-
-
-def words_without_branch(exists, pointer):
-    """The same; loads behind it may be requested before it."""
-    zeros = " ".join(f"mov.b32 {{$w{i}}}, 0;" for i in range(4))
-    loads = "@p ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"
-    return cute.arch.inline_ptx(
-        f"{{.reg .pred p; setp.ne.b32 p, {{$r1}}, 0; {zeros} {loads}}}",
-        write_only_types=[Uint32] * 4, read_only_args=[pointer.toint(), Int32(exists)],
-    )
+    @cute.jit
+    def words_if(self, exists, pointer):
+        """Eight neighbours as four words; zeros where nothing is."""
+        found = cute.make_rmem_tensor(4, Uint32)
+        found.fill(0)
+        if exists:
+            cute.autovec_copy(neighbours(cute.recast_ptr(pointer, dtype=Uint32), 4), found)
+        return found
 
 
 def place_of_channel(channel):
