@@ -38,6 +38,11 @@ def test_a_stub_follows_a_parameter_that_is_added_to_a_function(monkeypatch):
     assert text.count("another: Tensor | None = None") == text.count("def chunk_kda(") + 3    # fwd, bwd, explain
 
 
+def test_the_code_of_both_packages_is_checked_with_none_told_apart():
+    assert "strict_optional" not in (ROOT / "pyproject.toml").read_text()
+    assert not re.search(r"^# mypy:", "\n".join(path.read_text() for path in (ROOT / "kda").rglob("*.py")), re.MULTILINE)
+
+
 def blocks(page: Path) -> str:
     """Return the Python of a page as one program, whose lines have their numbers on the page."""
     lines, inside = [], False
