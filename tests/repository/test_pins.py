@@ -131,7 +131,8 @@ def test_a_pin_that_does_not_fit_is_noticed(pin, other, python, says):
 @pytest.mark.parametrize("python", PYTHONS)
 def test_compilers_are_asked_for_where_an_nvidia_gpu_has_a_linux_host(resolve, python):
     for machine in resolve.MACHINES:
-        assert COMPILERS <= {Requirement(each).name for each in resolve.applying(resolve.declared(), python, machine)}
+        names = {Requirement(each).name for each in resolve.applying(resolve.declared(), python, machine)}
+        assert names >= COMPILERS
         assert ("Linux", machine) in WITH_COMPILERS
     others = resolve.applying(resolve.declared(), python, "riscv64")
     assert not COMPILERS & {Requirement(each).name for each in others} and len(WITH_COMPILERS) == len(resolve.MACHINES)
@@ -145,8 +146,8 @@ def test_pip_is_asked_with_every_pin_of_the_other_python(resolve, python):
 
 
 def test_a_release_without_a_wheel_for_the_machine_is_refused_by_name(resolve):
-    said = resolve.refusal("3.12", "aarch64", ["triton"], ["triton==0.0.1"])
-    assert "triton==0.0.1" in said or "No matching distribution found for triton" in said
+    said = resolve.refusal("3.12", "aarch64", ["triton==0.0.1"], [])
+    assert "No matching distribution found for triton==0.0.1" in said
 
 
 @pytest.mark.exhaustive
