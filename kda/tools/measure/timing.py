@@ -287,7 +287,7 @@ class Machine(NamedTuple):
     @property
     def crowded(self) -> bool:
         """Whether more threads want to run than there are cores."""
-        return bool(self.load and self.cores) and self.load + self.threads > self.cores + 0.5
+        return bool(self.load and self.cores and self.load + (self.threads or 1) > self.cores + 0.5)
 
     def differs(self, old: Mapping[str, Any]) -> str | None:
         mine = (self.device, self.threads)
