@@ -47,15 +47,19 @@ questions() {
 tables() {
     local card=${third:?the card, such as h200} few=(h64-8k h96-8k h32-8k h16-8k h8-32k h64-8x1k h64-1k h12-4k)
     bench() {                                                            # NAME SHAPES OPTIONS
-        local shapes=() name
+        local shapes=() name graph=--graph
+        case $1 in *eager) graph= ;; esac
         for name in $2; do shapes+=(--shape "$name"); done
-        run "$1" 600 python -m kda bench --backend sm90 --graph --repeats 40 "${shapes[@]}" "${@:3}" --save "$out/$card-sm90-$1.json"
+        run "$1" 600 python -m kda bench --backend sm90 $graph --repeats 40 "${shapes[@]}" "${@:3}" --save "$out/$card-sm90-$1.json"
     }
     bench forward "${few[*]} h64-mixed h4-64k h4-2k h64-8k-64" --direction forward
     bench forward-softplus "h64-8k h32-8k h16-8k" --direction forward --gate softplus
     bench kept "${few[*]} h64-8k-64" --direction step --disable-recompute
     bench kept-softplus "h64-8k h32-8k" --direction step --disable-recompute --gate softplus
     bench step "${few[*]}" --direction step
+    bench step-softplus "h64-8k h32-8k" --direction step --gate softplus
+    bench eager "h64-8k h16-8k h64-1k" --direction forward --direction step
+    bench kept-eager "h64-8k h16-8k h64-1k" --direction step --disable-recompute
 }
 
 hopper() {
