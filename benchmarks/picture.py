@@ -71,8 +71,9 @@ def peers(direction: str, gate: str, key: str | None = None) -> list[Bar]:
     rows = [row for row in saved()["rows"] if (row["shape"], row["direction"]) == (SHAPE, direction)]
     rows = [row for row in rows if row.get("gate", saved()["gate"]) == gate and (key is None or key in row)]
     bars = [Bar(row["peer"], row[key or "slow"], row[key or "fast"]) for row in rows]
-    if key is None and not any(bar.name == times.FLA for bar in bars):
-        bars += [bar for keeps in (False, True) if (bar := ours(direction, gate, keeps, times.FLA))]
+    if key is None:
+        new = [side for side in times.OTHERS.values() if side not in {bar.name for bar in bars}]
+        bars += [bar for side in new for keeps in (False, True) if (bar := ours(direction, gate, keeps, side))]
     return bars
 
 

@@ -15,7 +15,7 @@ from kda.tools.measure.shapes import SHAPES, gate_in
 from . import common
 
 KINDS = ("forward", "forward-softplus", "kept", "kept-softplus", "step", "step-softplus", "eager", "kept-eager")
-FLA = "FLA"
+OTHERS = {"fla": "FLA", "cudnn": "cuDNN"}    # what `kda bench --against` calls them
 
 
 class Timed(NamedTuple):
@@ -72,8 +72,8 @@ def of_bench(saved: dict[str, Any]) -> Iterator[Timed]:
             about = (row["problem"].removesuffix(f", {gate} gate"), gate, row["regime"], row["direction"], keeps, graph)
             size = row["memory_with_inputs"] and row["memory_with_inputs"] / 2**30
             yield Timed(code, "kda", *about, 1e3 * row["median"], size)
-            if row["baseline"] and row["baseline"]["backend"] == "fla":
-                yield Timed(code, FLA, *about, 1e3 * row["baseline"]["median"])
+            if row["baseline"] and row["baseline"]["backend"] in OTHERS:
+                yield Timed(code, OTHERS[row["baseline"]["backend"]], *about, 1e3 * row["baseline"]["median"])
 
 
 def of_steps(name: str, saved: Any) -> Iterator[Timed]:

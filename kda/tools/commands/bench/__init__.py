@@ -23,6 +23,7 @@ from . import decode
 from .asked import REGIMES
 from .timed import compare_and_time, read_results
 
+OTHERS = ("fla", "cudnn")                    # those of kda.tools.verify.doors.PEERS, which import torch
 EXPLICIT = ("lengths", "batch", "tokens", "heads", "value_heads", "k", "v", "dtype")
 OUTPUT = OutputFile()
 
@@ -40,8 +41,8 @@ class Percent(click.ParamType):
 @click.command()
 @click.option("--backend", type=Name("backend", lambda: ["auto", *backend_names()]),
               help="The backend to time; left out, the one that auto picks.")
-@click.option("--against", type=Name("backend", lambda: ["fla", *backend_names()]),
-              help="A baseline: another backend, or fla.")
+@click.option("--against", type=Name("backend", lambda: [*OTHERS, *backend_names()]),
+              help="A baseline: another backend; fla; or cudnn, whose forwards alone are compared.")
 @click.option("--shape", "names", type=Name("shape", lambda: list(SHAPES)), multiple=True,
               help="A named shape, see --list; may be repeated.  [default: those for this device]")
 @shape_options(heads=8, lengths="Packed sequences.", batch=1)
