@@ -53,8 +53,8 @@ def saved(name: str) -> list[dict[str, Any]]:
 
 
 def label(problem: str) -> str:
-    """Return "B=1 T=8192 H=64 K=V=128 bf16" as a row of the table says it."""
-    words = problem.removesuffix(" bf16").removesuffix(" K=V=128").removeprefix("B=1 ").split(" ")
+    """Return "B=1 T=8192 H=64 K=V=128 bf16, bounded gate" as a row of the table says it."""
+    words = problem.partition(",")[0].removesuffix(" bf16").removesuffix(" K=V=128").removeprefix("B=1 ").split(" ")
     return " ".join(word.replace("=", "") if word[:2] in ("B=", "T=", "H=") else word for word in words)
 
 

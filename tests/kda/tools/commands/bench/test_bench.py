@@ -53,7 +53,7 @@ def test_packed_and_grouped_heads_are_timed():
     result = run("--lengths", "3,0,66", "--heads", "1", "--value-heads", "2", "-K", "8", "-V", "4", "--repeats", "1")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    row = lines.index("[3,0,66] H=1 HV=2 K=8 V=4 bf16")
+    row = lines.index("[3,0,66] H=1 HV=2 K=8 V=4 bf16, bounded gate")
     assert [line.split()[:2] for line in lines[row + 1 : row + 5]] == [
         ["forward", "fast"], ["backward", "fast"], ["forward", "slow"], ["backward", "slow"]
     ]
@@ -63,7 +63,7 @@ def test_a_gpu_has_a_floor_and_a_clock():
     line = dataclasses.replace(LINE, bytes=4_000_000_000, floor=1e-3, median=2e-3, p20=2e-3, p80=2e-3)
     assert report.header(H200).startswith("NVIDIA H200  1980 of 1980 MHz  driver 580.95  copies 4.00 TB/s")
     head, shape, row = (text.split() for text in report.timing_lines(Screen(), [line], True))
-    assert shape == LINE.problem.split()
+    assert shape == f"{LINE.problem}, bounded gate".split()
     assert row[-4:] == ["2.000-2.000", "5e-09", "2e+03", "2.0"] and head[-2:] == ["x", "floor"]
     assert not list(report.remarks(H200, [line]))
 
