@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kda.tools.measure.shapes import gate_in
+
 from . import common
 from .pages import table_row, with_rows
 
@@ -54,7 +56,7 @@ def saved(name: str) -> list[dict[str, Any]]:
 
 def label(problem: str) -> str:
     """Return "B=1 T=8192 H=64 K=V=128 bf16, bounded gate" as a row of the table says it."""
-    words = problem.partition(",")[0].removesuffix(" bf16").removesuffix(" K=V=128").removeprefix("B=1 ").split(" ")
+    words = problem.removesuffix(f", {gate_in(problem)} gate").removesuffix(" bf16").removesuffix(" K=V=128").removeprefix("B=1 ").split(" ")
     return " ".join(word.replace("=", "") if word[:2] in ("B=", "T=", "H=") else word for word in words)
 
 
