@@ -93,7 +93,8 @@ def counted(lines: Iterable[str]) -> list[dict[str, float]]:
     table = csv.DictReader(line for line in lines if line.startswith('"'))
     kernels: dict[int, dict[str, float]] = {}
     for row in table:
-        kernels.setdefault(int(row["ID"]), {})[row["Metric Name"]] = float(row["Metric Value"].replace(",", ""))
+        value = row["Metric Value"].replace(",", "")
+        kernels.setdefault(int(row["ID"]), {})[row["Metric Name"]] = float("nan" if value == "n/a" else value)
     return [kernels[number] for number in sorted(kernels)]
 
 
