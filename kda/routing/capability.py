@@ -47,6 +47,7 @@ class Capability:
     archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels
     stages: tuple[str, ...] = ()  # stages of kda.model.stages, or runs of them, that its launch module can run alone
     proof_dtypes: tuple[str, ...] = ("float32",)    # dtypes of q, k and v in which the stages are proven
+    proof_sizes: tuple[int, ...] = (128,)    # K = V of heads with which they are
 
     def rejections(self, p: Problem, h: Host, named: bool = False) -> list[str]:
         """The message of every broken rule; empty means that this backend accepts the call."""

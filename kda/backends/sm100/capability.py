@@ -34,4 +34,5 @@ CAPABILITY = Capability(
     stages=("fwd/gate+intra+wy+state+output only", "bwd/output+state+wy+intra+gate from inputs",
             "bwd/grads"),
     proof_dtypes=("bfloat16",),
+    proof_sizes=(128, 64),
 )

@@ -392,14 +392,16 @@ def _reductions(spec: Spec, first: ParityRow) -> list[dict[str, Any]]:
 
 # ---------------------------------------------------------------------------------------------- proofs
 
-PROOFS = (                                   # drawn in each of the backend's `proof_dtypes`
+PROOFS = (                                   # drawn in each of the backend's `proof_dtypes` and `proof_sizes`
     Spec(lengths=(65, 0, 1, 30), H=1, HV=2, gate="bounded", regime="slow", seed=1),
     Spec(T=64, H=2, gate="softplus", regime="fast", beta="2*sigmoid", seed=2),
 )
 
 
 def proof_specs(door: Door) -> list[Spec]:
-    return [dataclasses.replace(spec, dtype=dtype) for dtype in door.capability.proof_dtypes for spec in PROOFS]
+    c = door.capability
+    return [dataclasses.replace(spec, dtype=dtype, K=size, V=size)
+            for dtype in c.proof_dtypes for size in c.proof_sizes for spec in PROOFS]
 
 
 @functools.lru_cache(maxsize=8)

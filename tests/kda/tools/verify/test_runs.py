@@ -400,6 +400,18 @@ def test_stages_are_proven_in_the_dtypes_that_the_backend_declares_and_takes(fus
     assert not proof.passed and proof.details == (f"{stage}: not accepted: fused.dtype: takes no float32 -> cast",)
 
 
+def test_stages_are_proven_with_heads_of_the_sizes_that_the_backend_declares(fused):
+    wide = Rule("fused.head_dim", lambda p, h: p.K == p.V == 64, "takes no heads of {p.K}", "pad")
+    stage = "fwd/gate+intra+wy"
+    assert parity.prove(fused(proof_sizes=(64,), rules=(wide,)), stage).passed
+    assert not parity.prove(fused(rules=(wide,)), stage).passed
+
+
+def test_stages_of_sm100_are_proven_with_heads_of_128_and_of_64():
+    sizes = [(spec.K, spec.V) for spec in parity.proof_specs(Door("sm100"))]
+    assert sizes == [(128, 128)] * 2 + [(64, 64)] * 2
+
+
 def test_what_every_backend_declares_is_there():
     for c in capabilities():
         assert all(find(name).name == name for name in c.stages)
