@@ -172,17 +172,16 @@ class Share(share.Share):
         """One warp finds the next of the cluster's walks without tokens, which are in no share."""
         item = load_one(self.field(shared, before) + PieceField.ITEM)
         items, found, way = walks_of_head(self.c, x) * x.HV, Int32(0), Int32(PieceField.NOWHERE)
-        clusters = cluster_count(self.c)
         while way == PieceField.NOWHERE and item < items:
-            other, tokens = item + cute.arch.lane_idx() * clusters, Int32(1)
+            other, tokens = item + cute.arch.lane_idx() * cluster_count(self.c), Int32(1)
             if other < items:
                 tokens = locate_walk(self.c, x, other // x.HV).tokens
             without = cute.arch.vote_ballot_sync(tokens == 0)
-            item += 32 * clusters
+            item += 32 * cluster_count(self.c)
             if without != 0:
                 way = Int32(PieceField.FROM_MEMORY)
-                found = item + (cute.arch.popc((without & -without) - 1) - 32) * clusters
-                item = found + clusters
+                found = item + (cute.arch.popc((without & -without) - 1) - 32) * cluster_count(self.c)
+                item = found + cluster_count(self.c)
         self.put(shared, who, [Int32(0), found // x.HV, found % x.HV, Int32(0), Int32(0), way, way, item])
 
     def put(self, shared, who, fields):
