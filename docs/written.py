@@ -12,7 +12,8 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import clock_page, ledger_page, ranks
+from benchmarks import clock_page, keys_page, ledger_page, ranks, status_page
+from kda.routing.dispatch import capabilities
 from kda.tools.measure.predicted import ERRORS as CLOCK
 from kda.tools.verify.ledger import Ledger
 from ptxkit.docs import shared
@@ -147,6 +148,10 @@ def evidence():
     return ledger_page.page(Ledger.read())
 
 
+def status():
+    return status_page.page(Ledger.read(), capabilities(), status_page.read_changelog())
+
+
 def counts():
     page = OF_COUNTS
     for name, section in COUNTS.items():
@@ -167,7 +172,8 @@ def clock():
 PAGES = {
     HERE / "errors.md": errors, HERE / "mutants.md": mutants, HERE / "results" / "evidence.md": evidence,
     HERE / "results" / "clock_errors.md": clock, HERE / "stages" / "counted.md": counts,
-    HERE / "ranks.md": costs_of_ranks,
+    HERE / "ranks.md": costs_of_ranks, HERE / "status.md": status,
+    HERE / "json.md": keys_page.page,
 }
 
 

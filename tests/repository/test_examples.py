@@ -223,7 +223,8 @@ def test_a_trained_model_is_converted_whole_and_every_other_tensor_stays_as_it_i
     for wrong, says in (
         (None, f"{tmp_path} has no config.json, which says what the gate of its layers is."),
         ({"hidden_size": 64}, "must have a hidden size of 64, as config.json says; found 32. Copy both files"),
-        ({"num_hidden_layers": 8}, "weights under 'blocks.5.mixes.'; found nothing."), ({"model_type": "llama"}, "found llama. Train"),
+        ({"num_hidden_layers": 8}, "weights under 'blocks.5.mixes.'; found nothing."),
+        ({"model_type": "llama"}, "found llama. Train one first."),
         ({"num_attention_heads": None}, "found kda_example without num_attention_heads. Train one first."),
     ):
         if wrong is None:
