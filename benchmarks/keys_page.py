@@ -17,9 +17,9 @@ BORROWED = {"kda simulate, ptxkit simulate": "kda verify --mutants"}           #
 KINDS = {bool: "bool", int: "int", float: "number", str: "text", type(None): "null", dict: "object", list: "list"}
 PAGE = """# What commands print with `--json`
 
-One object, with the keys of this page, which are [public](policy.md): scripts may rely on them. New keys may come. Lists
-have `[]` behind their key, objects whose keys are names have `{}`; a path with ? is not in every answer. Times are in
-seconds and sizes in bytes unless a row says otherwise. `kda bench --save` writes the object of `kda bench`.
+One object, with the keys of this page, which are [public](policy.md): scripts may rely on them. New keys may come.
+Lists have `[]` behind their key, objects whose keys are names have `{}`; a path with ? is not in every answer. Times
+are in seconds and sizes in bytes unless a row says otherwise. `kda bench --save` writes the object of `kda bench`.
 """
 
 

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from benchmarks import keys_page
 
+from benchmarks import keys_page
 from ptxkit.commands.render import Screen
 
 
