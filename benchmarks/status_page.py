@@ -35,8 +35,8 @@ STABLE = (                                   # what, how stable it is, where tha
 LIMITS = (
     "A `g` that holds decays must be at most 0. Values of tensors are not checked ([tutorial](tutorial.md)).",
     "There are no second derivatives, and forward-mode AD does not pass through kernels ([FLA](fla.md)).",
-    "Few heads leave a GPU waiting for the host unless a CUDA graph replays the call ([host "
-    "time](results/reference.md#host-time)).",
+    "With few heads a GPU waits for the host, unless a CUDA graph replays the call\n"
+    "  ([host time](results/reference.md#host-time)).",
     "Quantised weights are not read ([layer](layer.md)).",
     "`kda.parallel` cannot tell calls apart that differ in q, k, v, g and beta alone ([several GPUs](parallel.md)).",
     "The simulator's clock was compared with an H200 alone ([its error](results/clock.md#its-error)).",
