@@ -62,7 +62,8 @@ def fault_of(name: str, about: Any) -> str | None:
     if not name.isprintable():
         return f"{name!r} is no name of a tensor"
     fields = about if isinstance(about, dict) else {}
-    dtype, shape, offsets = (fields.get(field) for field in ("dtype", "shape", "data_offsets"))
+    described: list[Any] = [fields.get(field) for field in ("dtype", "shape", "data_offsets")]
+    dtype, shape, offsets = described
     numbers = all(isinstance(each, list) and all(type(n) is int and n >= 0 for n in each) for each in (shape, offsets))
     if not (isinstance(dtype, str) and numbers and len(offsets) == 2):
         return f"{name!r} needs a dtype, a shape and two data_offsets; found {reprlib.repr(about)}"

@@ -44,12 +44,11 @@ def demo(layout: str, folder: Path) -> None:
     """Write a small random layer as a checkpoint with this layout has it."""
     torch.manual_seed(0)
     to = LAYOUTS[layout]
-    ranks = {option: "head" if rank == "low" else None for option, rank in
-             (("forget_rank", to.forget), ("gate_rank", to.gate))}
+    forget, gate = ("head" if rank == "low" else None for rank in (to.forget, to.gate))
     model = {"transformers.glm5_next": "glm5_next_text", "glm5_next": "glm5_next_text", "kimi_k3": "kimi_linear"}.get(
         layout, layout.removeprefix("transformers."))
     bound = None if layout.endswith(("kimi_linear", "fla")) else -5.0
-    layer = KimiDeltaAttention(64, 2, 32, lower_bound=bound, **ranks)
+    layer = KimiDeltaAttention(64, 2, 32, lower_bound=bound, forget_rank=forget, gate_rank=gate)
     save(layer.to_checkpoint(layout, "model.layers.0.self_attn."), folder / "model.safetensors")
     config = {"model_type": model, "rms_norm_eps": 1e-5, "hidden_size": 64,
               "linear_head_dim": 32, "linear_num_heads": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -182,7 +181,7 @@ def write(tensors: Checkpoint, prefixes: list[str], options: dict[str, Any], to:
 
 
 def convert(tensors: Checkpoint, folder: Path, args: argparse.Namespace) -> int:
-    config, prefixes, said = config_of(folder / "config.json"), layers_of(tensors), set()
+    config, prefixes, said = config_of(folder / "config.json"), layers_of(tensors), set[str]()
     if args.layer is not None:
         if not 0 <= args.layer < len(prefixes):
             many = f"{len(prefixes)} KDA layer{'s' * (len(prefixes) != 1)}"
@@ -203,7 +202,7 @@ def convert(tensors: Checkpoint, folder: Path, args: argparse.Namespace) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?", help="of a checkpoint: its .safetensors and config.json")
     parser.add_argument("--demo", choices=LAYOUTS, metavar="LAYOUT",
                         help=f"instead of a folder: {', '.join(LAYOUTS)}")

@@ -58,7 +58,7 @@ from typing import Any
 import torch
 from language_model import Attention, Kept, Model, attention
 
-from kda.nn import Cache
+from kda.nn import Cache, KimiDeltaAttention
 from kda.nn.cache import LayerState
 
 CHUNK = 64                                   # prompts are cut at multiples of it
@@ -73,17 +73,16 @@ class Pool:
         self.keys: dict[int, Kept] = {}                                       # each (slots, longest, heads, dim)
         self.free, self.device = list(range(slots)), model.embed.weight.device
         like = model.embed.weight.detach()
-        for n, block in enumerate(model.blocks):
-            layer = block.mixes
+        for layer in model.modules():
             if isinstance(layer, Attention):
                 shape = slots, longest, layer.heads, like.shape[1] // layer.heads
-                self.keys[n] = like.new_zeros(shape), like.new_zeros(shape)
-                continue
-            wide = torch.promote_types(like.dtype, torch.float32)
-            recurrent = like.new_zeros(slots, layer.num_v_heads, layer.head_v_dim, layer.head_dim, dtype=wide)
-            conv = tuple(like.new_zeros(slots, layer.conv_size - 1, each.channels)
-                         for each in (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d))
-            self.layers[n] = LayerState(recurrent, conv)
+                self.keys[layer.layer] = like.new_zeros(shape), like.new_zeros(shape)
+            elif isinstance(layer, KimiDeltaAttention) and layer.layer_idx is not None:
+                wide = torch.promote_types(like.dtype, torch.float32)
+                recurrent = like.new_zeros(slots, layer.num_v_heads, layer.head_v_dim, layer.head_dim, dtype=wide)
+                q, k, v = (like.new_zeros(slots, layer.conv_size - 1, each.channels)
+                           for each in (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d))
+                self.layers[layer.layer_idx] = LayerState(recurrent, (q, k, v))
 
     def read(self, slots: list[int]) -> Cache:
         index = torch.tensor(slots, device=self.device)
@@ -165,7 +164,8 @@ class Engine:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.prefixes: dict[tuple[int, ...], int] = {}                        # tokens -> slot, the oldest first
-        self.counts = dict.fromkeys(("finished", "cancelled", "failed", "refused", "hits", "halved", "steps"), 0)
+        counted = "finished", "cancelled", "failed", "refused", "hits", "halved", "steps"
+        self.counts: dict[str, int] = dict.fromkeys(counted, 0)
         self.work, self.stopping = asyncio.Event(), asyncio.Event()
 
     # requests
@@ -219,13 +219,13 @@ class Engine:
             prefix = self._prefix_of(self.waiting[0])
             held = self.prefixes.pop(prefix) if prefix else None              # so that nothing evicts it
             slot = self._take()
-            if prefix:
+            if prefix and held is not None:
                 self.prefixes[prefix] = held                                  # the youngest
             if slot is None:
                 return
             request = self.waiting.popleft()
             request.slot = slot
-            if prefix:
+            if prefix and held is not None:
                 self.pool.copy(held, slot, len(prefix))
                 request.done = request.cached = len(prefix)
                 self.counts["hits"] += 1
@@ -520,7 +520,7 @@ class Load:
 
     async def client(self, port: int, prompt: str, limit: int, patience: int) -> None:
         """Be a client that hangs up after so many tokens."""
-        last, text = time.perf_counter(), []
+        last, text = time.perf_counter(), list[str]()
 
         def on_line(line: dict) -> bool:
             nonlocal last

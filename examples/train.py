@@ -88,7 +88,7 @@ def rate(text: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--steps", type=positive, help="300 by default, 60 on a CPU")
     parser.add_argument("--batch", type=positive, default=8, help="sequences of each process")
     parser.add_argument("--length", type=positive, default=256, help="tokens of a sequence")

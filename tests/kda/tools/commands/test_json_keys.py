@@ -47,7 +47,7 @@ def test_a_timeline_has_the_keys_of_its_section(monkeypatch, tmp_path):
     monkeypatch.setattr(timeline, "timelines_of", lambda session: [])
     found = answer("timeline", "--arch", "sm90", "--out", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html"))
     assert keys_page.faults(found, SECTIONS) == ([], "kda timeline", {
-        "chip", "milliseconds", "files.trace", "files.html"})
+        "chip", "gate", "milliseconds", "files.trace", "files.html"})
 
 
 def test_every_key_of_the_table_is_a_word_of_the_code():
