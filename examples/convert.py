@@ -145,6 +145,8 @@ def is_right(
         same = back.keys() == given.keys() and all(same_bits(x, given[name]) for name, x in back.items())
         right = right and same
         print(f"back in that layout: {'the same bits' if same else 'OTHER BITS'}")
+    if args.to:
+        layer.to_checkpoint(args.to, prefix)               # what has no place there ends this before a file is written
     layer = layer.float()
     theirs = of_transformers(config, layer)
     if isinstance(theirs, str):

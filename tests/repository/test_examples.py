@@ -268,6 +268,12 @@ def test_a_checkpoint_in_several_files_is_read_by_its_index_and_written_again(mo
     assert layout_of(back, "model.layers.2.self_attn.") == "fla"
 
 
+def test_a_layout_that_has_no_place_for_a_layer_is_refused_before_anything_is_written(monkeypatch, tmp_path):
+    said = run(monkeypatch, "examples/convert.py", "--demo", "fla", "--to", "bailing_hybrid", "--out", tmp_path / "new")
+    assert "written in a layout with f of low rank; found 'bailing_hybrid', where its rank is full. Use " in said
+    assert not (tmp_path / "new").exists()
+
+
 INDEX = "model.safetensors.index.json"
 SECOND = "model-00002-of-00002.safetensors"
 

@@ -77,6 +77,14 @@ def test_the_version_is_that_of_the_changelog_and_a_changelog_without_one_is_ref
         page(made_up(), "# Changelog\n")
 
 
+def test_what_is_public_is_what_the_policy_calls_public():
+    policy, text = (status_page.common.ROOT / "docs" / "policy.md").read_text(), page(made_up())
+    variables = [{*re.findall(r"\bKDA_[A-Z_]+\b", each)} for each in (policy, text)]
+    assert variables[0] == variables[1] != set()
+    for name in ("kda.__all__", "kda.nn", "kda.parallel", "--json", "exit codes", "FLA 0.6.0"):
+        assert name in policy and name in text
+
+
 def test_limits_are_those_that_backends_declare():
     said = {cells[0]: cells[1] for cells in rows(page(made_up())) if "needs" in cells[1]}
     assert said.keys() == {f"`{each.backend}`" for each in capabilities() if each.archs}
