@@ -231,6 +231,12 @@ def test_the_readme_names_every_function():
         assert f"kda.{name}" in text and hasattr(kda, name)
 
 
+def test_the_readme_names_the_oldest_driver_of_each_cuda_that_torch_is_built_for():
+    said = re.findall(r"([\d.]+) or\s+newer\s+for CUDA (\d+)", (ROOT / "README.md").read_text())
+    assert {int(cuda): driver for driver, cuda in said} == {
+        cuda: driver for cuda, driver in findings.LOWEST_DRIVER.items() if cuda > 11}
+
+
 def test_every_stage_is_a_function_and_every_tensor_has_a_shape():
     for stage in STAGES.values():
         assert callable(getattr(chunked, stage.function))
