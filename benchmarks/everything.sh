@@ -3,11 +3,12 @@
 # minutes, alone on the GPU; `benchmarks/everything.sh checks FOLDER [CHECKOUT OF FLA]` in 3, several at a time.  And of the Hopper
 # forward: `benchmarks/everything.sh hopper FOLDER`, in 5, what is least known first; all that is printed is in FOLDER.
 # `benchmarks/everything.sh questions FOLDER` times what docs/ only predicts, on a Hopper GPU, in 9;
-# `benchmarks/everything.sh tables FOLDER CARD` what the tables of docs/results/sm90.md have; CARD, such as h200, begins
-# the names of its files.  Nothing else may run beside it: kernels are built and results compared before each timing.
+# `benchmarks/everything.sh tables FOLDER CARD [PART...]` what the tables of docs/results/sm90.md have; CARD, such as h200,
+# begins the names of its files, and PARTs such as kept are those to run.  Nothing else may run beside it: kernels are
+# built and results compared before each timing.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?times, checks, hopper, questions or tables} out=${2:?a folder for the results} third=${3:-}
+what=${1:?times, checks, hopper, questions or tables} out=${2:?a folder for the results} third=${3:-} parts=${*:4}
 mkdir -p "$out"
 
 times() {
@@ -45,21 +46,23 @@ questions() {
 }
 
 tables() {
-    local card=${third:?the card, such as h200} few=(h64-8k h96-8k h32-8k h16-8k h8-32k h64-8x1k h64-1k h12-4k)
-    bench() {                                                            # NAME SHAPES OPTIONS
+    local card=${third:?the card, such as h200} few="h64-8k h96-8k h32-8k h16-8k h8-32k h64-8x1k h64-1k h12-4k"
+    bench() {                                                            # NAME GATE SHAPES OPTIONS
         local shapes=() name graph=--graph
+        case " ${parts:-$1} " in *" $1 "*) ;; *) return ;; esac
         case $1 in *eager) graph= ;; esac
-        for name in $2; do shapes+=(--shape "$name"); done
-        run "$1" 600 python -m kda bench --backend sm90 $graph --repeats 40 "${shapes[@]}" "${@:3}" --save "$out/$card-sm90-$1.json"
+        for name in $3; do shapes+=(--shape "$name"); done
+        run "$1" 600 python -m kda bench --backend sm90 $graph --repeats 40 --gate "$2" "${shapes[@]}" "${@:4}" \
+            --save "$out/$card-sm90-$1.json"
     }
-    bench forward "${few[*]} h64-mixed h4-64k h4-2k h64-8k-64" --direction forward
-    bench forward-softplus "h64-8k h32-8k h16-8k" --direction forward --gate softplus
-    bench kept "${few[*]} h64-8k-64" --direction step --disable-recompute
-    bench kept-softplus "h64-8k h32-8k" --direction step --disable-recompute --gate softplus
-    bench step "${few[*]}" --direction step
-    bench step-softplus "h64-8k h32-8k" --direction step --gate softplus
-    bench eager "h64-8k h16-8k h64-1k" --direction forward --direction step
-    bench kept-eager "h64-8k h16-8k h64-1k" --direction step --disable-recompute
+    bench kept bounded "$few h64-8k-64" --direction step --disable-recompute
+    bench forward bounded "$few h64-mixed h4-64k h4-2k h64-8k-64" --direction forward
+    bench kept-softplus softplus "h64-8k h32-8k" --direction step --disable-recompute
+    bench forward-softplus softplus "h64-8k h32-8k h16-8k" --direction forward
+    bench step bounded "$few" --direction step
+    bench step-softplus softplus "h64-8k h32-8k" --direction step
+    bench eager bounded "h64-8k h16-8k h64-1k" --direction forward --direction step
+    bench kept-eager bounded "h64-8k h16-8k h64-1k" --direction step --disable-recompute
 }
 
 hopper() {

@@ -96,7 +96,11 @@ class Door:
         return case
 
     def call(self, case: Case, backward: bool, **keywords) -> dict[str, Tensor]:
-        """Return o, ht and the gradients of all inputs, by name."""
+        """Return o, ht and the gradients of all inputs, by name, on the CPU."""
+        return {name: x.cpu() for name, x in self.results(case, backward, **keywords).items()}
+
+    def results(self, case: Case, backward: bool, **keywords) -> dict[str, Tensor]:
+        """Return what `call` does, on the device of the call."""
         case = self.sees(case).map(lambda x: x.detach().to(self.device, copy=True))
         leaves = leaves_of(case.keywords) if backward else {}
         with self.blamed("a forward"):
@@ -111,7 +115,7 @@ class Door:
                 grads = torch.autograd.grad((o, ht), list(wanted.values()), cotangents, allow_unused=True,
                                             materialize_grads=True)
             results |= dict(zip(wanted, grads))
-        return {name: x.cpu() for name, x in results.items()}
+        return results
 
     def chunk_kda(self, **keywords):
         return kda.chunk_kda(**keywords, backend=self.name)

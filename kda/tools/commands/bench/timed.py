@@ -150,7 +150,8 @@ def compare_and_time(screen: Screen, options: dict[str, Any], old: dict[str, Any
                 tell.step(f"{about}: {text}")
 
             say("drawing inputs")
-            measured = measure(doors[name, shape, regime], make(spec_of(shape, regime)), directions, clock, how, say)
+            case = make(spec_of(shape, regime), device, drawn_on=device)
+            measured = measure(doors[name, shape, regime], case, directions, clock, how, say)
             results.append(MeasuredShape(name, shape, regime, measured))
             if options["save"] and (waiting := cases[len(results):]):
                 save_right(options, machine, results, [*left_out, *map(stopped, waiting)], CANNOT_JUDGE)

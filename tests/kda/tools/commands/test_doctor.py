@@ -124,6 +124,7 @@ CASES = [
     ("cutlass.import", {"cutlass": ABSENT}, "warn", "not installed"),
     ("cutlass.import", {"cutlass": ABSENT, **CPU_ONLY}, "info", "neither built nor run"),
     ("cutlass.import", {"cutlass": ABSENT, "system": ("Darwin", "arm64")}, "info", "not needed on Darwin arm64"),
+    ("cutlass.import", {"cutlass": ABSENT, "system": ("Linux", "aarch64")}, "warn", "is not installed"),
     ("cutlass.import", {"cutlass": BROKEN, "requires": ()}, "fail", "'nvidia-cutlass-dsl[cu13]==4.8.1'"),
     ("cutlass.import", {"cutlass": SLOW}, "crash", "took longer than 30 s"),
     ("cutlass.trace", {"trace": ABSENT}, "info", "not installed"),

@@ -251,21 +251,19 @@ def test_results_of_timed_launches_are_judged_unless_equal_ones_were():
 
 @pytest.mark.parametrize(("stored", "wider"), [({}, True), (doors.ROUNDS_EVERY_OPERAND, False)], ids=["fine", "coarse"])
 def test_errors_of_the_reference_count_beside_those_of_a_backend_that_is_about_as_exact(monkeypatch, stored, wider):
-    small = cases.make_inputs([90], H=2, K=16, V=16, dtype="bfloat16")
+    spec = cases.Spec(T=90, H=2, K=16, V=16, dtype="bfloat16")
     door, reference = doors.Door("triton", "cpu"), doors.Door("reference", "cpu")
     roundings = {door: Rounding(torch.float32, stored), reference: Rounding(torch.float32)}
     monkeypatch.setattr(doors.Door, "rounding", lambda self, case: roundings[self])
-    rooms, alone = timing.rooms_of(door, reference, small, torch.float32, True), budgets(small, roundings[door])
+    rooms = timing.rooms_of.__wrapped__(door, spec, torch.float32, True)
+    alone = budgets(cases.make(spec), roundings[door])
     assert all((rooms[name].norm > alone[name].norm) is wider for name in alone)
 
 
-def test_a_sample_of_a_case_has_the_results_of_the_whole():
-    case = cases.make_inputs([0, 90, 20], H=6, HV=12, K=8, V=8, dtype="float64")
-    door, small = doors.Door("reference", "cpu"), timing.sample(case)
-    whole, part = door.call(case, False), door.call(small, False)
-    assert part["o"].shape == (1, 90, 8, 8)
-    torch.testing.assert_close(part["o"][0], whole["o"][0, :90, :8])
-    torch.testing.assert_close(part["ht"], whole["ht"][1:2, :8])
+def test_a_sample_is_a_small_case_of_the_same_kind():
+    packed = cases.Spec(lengths=(0, 900, 20), H=6, HV=12, gate="softplus", regime="fast", padding=9)
+    assert timing.sample(packed) == cases.Spec(T=512, H=4, HV=8, gate="softplus", regime="fast")
+    assert timing.sample(cases.Spec(B=3, T=90, H=2)) == cases.Spec(T=90, H=2, HV=2)
 
 
 # stages
