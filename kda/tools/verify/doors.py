@@ -218,4 +218,4 @@ class Cudnn(Door):
         return self._rows[key]
 
 
-PEERS: dict[str, Callable[[], Door]] = {"fla": Fla, "cudnn": Cudnn}      # other projects, by the names that commands have
+PEERS: dict[str, Callable[[], Door]] = {"fla": Fla, "cudnn": Cudnn}    # other projects, by their names in commands
