@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kda.tools.measure.shapes import gate_in
+
 from . import common
 from .pages import table_row, with_rows
 
@@ -41,7 +43,7 @@ def timings(name: str, direction: str) -> dict[str, Timing]:
     """Return what a file of benchmarks/results says of each shape; nothing where there is no such file."""
     found: dict[str, Timing] = {}
     for row in saved(name):
-        if row["direction"] == direction:
+        if row.get("direction") == direction:                                  # older files have none
             medians = found[row["shape"]].medians if row["shape"] in found else {}
             found[row["shape"]] = Timing(row["problem"], row["floor"], {**medians, row["regime"]: row["median"]})
     return found
@@ -54,7 +56,9 @@ def saved(name: str) -> list[dict[str, Any]]:
 
 def label(problem: str) -> str:
     """Return "B=1 T=8192 H=64 K=V=128 bf16, bounded gate" as a row of the table says it."""
-    words = problem.partition(",")[0].removesuffix(" bf16").removesuffix(" K=V=128").removeprefix("B=1 ").split(" ")
+    for leaving in (f", {gate_in(problem)} gate", " bf16", " K=V=128"):
+        problem = problem.removesuffix(leaving)
+    words = problem.removeprefix("B=1 ").split(" ")
     return " ".join(word.replace("=", "") if word[:2] in ("B=", "T=", "H=") else word for word in words)
 
 

@@ -218,4 +218,5 @@ class Cudnn(Door):
         return self._rows[key]
 
 
-PEERS: dict[str, Callable[[], Door]] = {"fla": Fla, "cudnn": Cudnn}    # other projects, by their names in commands
+# other projects, by the names that commands have
+PEERS: dict[str, Callable[[], Door]] = {"fla": Fla, "cudnn": Cudnn}
