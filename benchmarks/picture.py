@@ -20,6 +20,7 @@ from .pages import table_row, with_figures, with_rows
 README, PICTURES = common.ROOT / "README.md", common.ROOT / "docs" / "pictures"
 GATES = "| gate | forward, 64 heads | forward, 32 heads | step, 64 heads | step, 32 heads |"
 GAINS = "| training | gate | on | FLA | kda | gain |"
+SHOWN = "with a bounded gate forward # ms, training step # to # ms"
 EAGER = ("a step takes # ms from a graph and # without one with 64 heads of 8,192 tokens, # and # with 16 heads, # and "
          "# with 64 heads of 1,024")
 MODELS = {"bounded": "Kimi-K3", "softplus": "Kimi-Linear"}     # whose gates they are
@@ -141,6 +142,12 @@ def eager() -> list[str]:
     return [f"{x:.2f}" for pair in steps_with_the_host().values() for x in pair]
 
 
+def shown() -> list[str]:
+    """Return the figures of SHOWN, what the picture says of kda."""
+    again, kept = bars_of("step", "bounded")[-2:]
+    return [f"{max(bar.slow, bar.fast):.2f}" for bar in (bars_of("forward", "bounded")[-1], kept, again)]
+
+
 def panels() -> Iterator[tuple[str, list[Bar]]]:
     """Yield the titles of panels and their bars; only those of gates that are on record."""
     for direction, words in WAYS.items():
@@ -197,9 +204,9 @@ def draw(theme: dict[str, str], file: Path) -> None:
 
 
 def readme(text: str) -> str:
-    """Return README with its tables of figures, and what is said of eager steps."""
+    """Return README with its tables of figures, and what is said of the picture and of eager steps."""
     text = with_rows(with_rows(text, GATES, gates()), GAINS, [gain.row for gain in gains()])
-    return with_figures(text, EAGER, eager())
+    return with_figures(with_figures(text, EAGER, eager()), SHOWN, shown())
 
 
 def texts() -> dict[Path, str]:
