@@ -38,7 +38,7 @@ class Bar(NamedTuple):
     slow: float                              # for gates that remember; the longer number is drawn whole
     fast: float                              # for gates that forget
     ours: bool = False
-    words: str = "{:.2f} fast gates, {:.2f} slow"                              # of two numbers that differ
+    words: str = "{:.2f} fast gates, {:.2f} slow"                              # said if they differ
 
 
 class Gain(NamedTuple):
