@@ -114,7 +114,9 @@ def test_decoding_and_slots_are_explained_without_gradients(words):
     found, code = asked("--arch", "a100", words)
     (only,) = found["calls"]
     assert code == 0 and not only["gradients"] and only["forward"]["backend"] == "triton"
-    assert only["planned"][0]["kernels"]
+    (planned,) = only["planned"]
+    said = "all that calls with a pool can launch" if "packed" in words else "one of these"
+    assert planned["kernels"] and planned["form"] == said
 
 
 def test_a_backend_can_be_named_here_as_in_the_call(monkeypatch):
