@@ -103,11 +103,11 @@ def test_decoding_is_right_before_it_is_timed():
 
 @pytest.mark.parametrize("gate", [None, "softplus", "given"])
 def test_decoding_has_the_gate_that_was_asked_for_and_names_it(gate, monkeypatch):
-    made, make = [], decoding.make_step
-    monkeypatch.setattr(decoding, "make_step", lambda *a, **given: made.append(given["gate"]) or make(*a, **given))
+    gates, make = [], decoding.make_step
+    monkeypatch.setattr(decoding, "make_step", lambda *a, **given: gates.append(given["gate"]) or make(*a, **given))
     words = "--heads", "1", "--batch", "1", "-K", "16", "-V", "8", "--repeats", "3"
     result = run("--direction", "decode", *words, *(["--gate", gate] if gate else []))
-    assert result.exit_code == 0 and {*made} == {gate or "bounded"} and f", {gate or 'bounded'} gate" in result.stdout
+    assert result.exit_code == 0 and {*gates} == {gate or "bounded"} and f", {gate or 'bounded'} gate" in result.stdout
 
 
 def test_decoding_that_is_wrong_is_not_timed(monkeypatch):
