@@ -31,7 +31,15 @@ def settings(project, distribution):
     """Return what conf.py of a site assigns, for a package and the name under which it is installed."""
     release = importlib.metadata.version(distribution)
     named = {"project": project, "author": f"the {project} authors", "copyright": f"the {project} authors, Apache-2.0"}
-    return SETTINGS | named | {"release": release, "version": release, "html_title": f"{project} {release}"}
+    icon = {"name": "repository", "url": repository(), "html": "repository", "class": ""}
+    look = SETTINGS["html_theme_options"] | {"footer_icons": [icon]}
+    titled = {"release": release, "version": release, "html_title": f"{project} {release}", "html_theme_options": look}
+    return SETTINGS | named | titled
+
+
+def repository():
+    """Return the address of the repository."""
+    return re.search(r'^Repository = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
 
 
 def write(pages):
