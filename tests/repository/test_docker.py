@@ -67,6 +67,7 @@ def test_what_git_ignores_does_not_go_into_an_image():
     assert {".git", ".venv*", "build", "dist", "runs"} <= {*ignored}
 
 
+@pytest.mark.installs
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FILES)
 def test_the_steps_of_a_dockerfile_make_an_environment_in_which_its_command_runs(name, tmp_path):

@@ -103,6 +103,7 @@ def test_the_address_of_the_repository_and_the_status_are_the_same_everywhere(re
     assert ("no version has been released yet" in policy) is unreleased
 
 
+@pytest.mark.installs
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("python", ("3.10", "3.11", "3.12", "3.13"))
 def test_the_wheels_install_into_a_bare_environment_and_work(release, python, tmp_path_factory):
