@@ -10,6 +10,8 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SITES = {ROOT / "docs": ".", ROOT / "ptxkit" / "docs": "ptxkit"}         # sources -> folder within the built site
+ROOT_PAGES = {ROOT / f"{name}.md": ROOT / "docs" / f"{name.lower()}.md"
+              for name in ("README", "CONTRIBUTING", "CHANGELOG")}               # that the site has, too
 LINK = re.compile(r"\[([^\]\[]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
 
 SETTINGS = {
@@ -59,6 +61,7 @@ def adapt(app, docname, source):
         target = (folder / link[2]).resolve()
         if sources in target.parents:
             return link[0]
+        target = ROOT_PAGES.get(target, target)
         for other, built in SITES.items():
             if other in target.parents and target.suffix == ".md":
                 page = pathlib.Path(built, target.relative_to(other)).with_suffix(".html")

@@ -107,7 +107,7 @@ def test_the_address_of_the_repository_and_the_status_are_the_same_everywhere(re
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("python", ("3.10", "3.11", "3.12", "3.13"))
 def test_the_wheels_install_into_a_bare_environment_and_work(release, python, tmp_path_factory):
-    """That of this Python, or of one that pyenv has."""
+    """The Python is this one, or one that pyenv has."""
     found = [*sorted(PYENV.glob(f"{python}.*/bin/python")), *([sys.executable] if in_use(python) else [])]
     if not found:
         pytest.skip(f"Python {python} is not installed")
