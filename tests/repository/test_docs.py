@@ -27,6 +27,7 @@ from kda.backends.sm90 import costs, forms, plan
 from kda.model.problem import Problem
 from kda.model.stages import BACKWARD, FORWARD, SHAPES, STAGES
 from kda.tools.commands import findings
+from ptxkit.compile import nvrtc
 
 ROOT = pathlib.Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
@@ -101,6 +102,20 @@ def test_pages_for_users_and_those_that_are_not_have_at_most_30_000_words_each()
     internals = {page for site in SITES for page in site.rglob("*.md")} - users - WRITTEN.keys()
     for pages in (users, internals):
         assert len(pages) > 15 and sum(len(text_of(page).split()) for page in pages) <= 30_000
+
+
+def test_the_pages_on_nvrtc_name_the_wheel_that_its_error_names():
+    wheel = re.search(r"pip install ([\w-]+)", nvrtc._WHEEL)[1]
+    for name in ("own_kernels", "simulator"):
+        assert wheel in text_of(ROOT / "ptxkit" / "docs" / f"{name}.md")
+
+
+def test_a_page_of_the_site_leads_to_other_pages_of_it_and_not_to_raw_markdown():
+    source = ["[a](../README.md) [b](../CHANGELOG.md#010-not-released-yet) [c](../LICENSE)"]
+    shared.adapt(SimpleNamespace(srcdir=ROOT / "docs"), "tutorial", source)
+    assert source == ["[a](site:readme.html) [b](site:changelog.html#010-not-released-yet) [c](path:../LICENSE)"]
+    readme = written.PAGES[ROOT / "docs" / "readme.md"]()
+    assert "](tutorial.md)" in readme and "](contributing.md#run-it-on-a-gpu)" in readme and "<picture>" not in readme
 
 
 def examples(page):
