@@ -7,6 +7,7 @@ import importlib
 import itertools
 import pathlib
 import re
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -397,3 +398,11 @@ def test_bytes_that_the_tutorial_says_are_saved_are_those_that_explain_names(wor
         size = int(said.partition(", all")[0].replace(",", "")) * T * H / 2**20
         assert (f"keeps {size:,.1f} MiB beside the inputs" if size else "nothing is kept but the inputs") in str(found)
         assert found.backend == "triton" or ", all by `triton`" not in said
+
+
+def test_no_file_has_the_marks_of_a_merge_that_was_not_finished():
+    marks = re.compile(rf"^(?:{'<' * 7} |{'>' * 7} )", re.MULTILINE)
+    assert marks.search(f"one\n{'<' * 7} HEAD\n")
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
+    files = [ROOT / name for name in tracked if name.endswith((".md", ".py", ".toml", ".txt", ".sh", ".yml", ".json"))]
+    assert not [file for file in files if file.is_file() and marks.search(file.read_text())]
