@@ -22,6 +22,7 @@ FORWARD = "| forward | floor | bounded gates: slow, fast | times the floor | sof
 STEP = "| step | floor | everything saved | times the floor | nothing saved | everything saved, softplus |"
 PROFILE = "| kernel | ms | memory | instructions a clock | shared memory | warps wait for |"
 MISSING = "-"
+SHORT = 1e-5                                 # seconds
 
 
 class Timing(NamedTuple):
@@ -81,8 +82,8 @@ def step() -> Iterator[str]:
 
 
 def profile() -> Iterator[str]:
-    """Yield what ncu said of each kernel of a call."""
-    for row in saved("profile"):
+    """Yield what ncu said of each kernel of a call, without those that take a few microseconds."""
+    for row in [row for row in saved("profile") if row["seconds"] > SHORT]:
         waits = ", ".join(f"{name} {value:.1f}" for name, value in row["waits"].items())
         yield table_row(f"{row['kernel']}, {row['call']}", ms(row["seconds"]), f"{row['memory']:.0f}%",
                         f"{row['issued']:.2f}", f"{row['shared']:.0f}%", waits)
