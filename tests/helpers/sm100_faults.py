@@ -162,7 +162,7 @@ SHARES = faults({"common/cute/share": {
         "shares", "race-lanes", f"cute.arch.sync_warp(){50 * SPACE}# all lanes", "# all lanes"
     ),
     "a sequence without tokens is left out": (
-        "few tokens", "wrong answer", "item = found + cluster_count()", "item = found + 2 * cluster_count()"
+        "few tokens", "wrong answer", "item = found + cluster_count(self.c)", "item = found + 2 * cluster_count(self.c)"
     ),
     "every cluster begins with the same walk without tokens": (
         "packed", "wrong answer", "put_nothing(shared, slot, cluster)", "put_nothing(shared, slot, cluster * 0)"
