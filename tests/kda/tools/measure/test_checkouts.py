@@ -1,0 +1,54 @@
+"""benchmarks/checkouts.py compares checkouts by their own packages."""
+
+import shutil
+
+import pytest
+
+from benchmarks import checkouts
+from benchmarks.common import ROOT
+
+CALL = "forward tiny"
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """A checkout whose reference multiplies o by 2."""
+    for package in ("kda", "ptxkit"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "docs"))
+    launch = tmp_path / "kda" / "backends" / "reference" / "launch.py"
+    text = launch.read_text()
+    assert text.count("def forward(") == 1
+    launch.write_text(text + """
+
+_right = forward
+
+
+def forward(*args, **keywords):
+    found = _right(*args, **keywords)
+    return found._replace(o=2 * found.o)
+""")
+    return tmp_path
+
+
+@pytest.mark.exhaustive
+def test_another_checkout_is_timed_with_its_own_code(changed):
+    found = checkouts.compare({"before": ROOT, "after": changed}, [CALL, "kept nothing-like-that"], "reference")
+    assert list(found) == ["before", "after", "before again"]
+    before, after, again = (rows[CALL] for rows in found.values())
+    assert before["bits"] == again["bits"] and before["same again"] and before["ms"] > 0
+    assert before["bits"]["o"] != after["bits"]["o"] and before["bits"]["ht"] == after["bits"]["ht"]
+    first, second = checkouts.told(found, [CALL, "kept nothing-like-that"])
+    assert first.count("other bits") == 1 and "KeyError: 'nothing-like-that'" in second
+
+
+def test_a_line_says_whose_bits_are_others_and_what_failed():
+    row = {"ms": 1.0, "same again": True, "bits": {"o": "a"}}
+    rows = {"old": {CALL: row}, "new": {CALL: row | {"bits": {"o": "b"}, "same again": False}}, "none": {}}
+    line, = checkouts.told(rows, [CALL])
+    assert line == f"{CALL}: old 1.0000; new 1.0000, other bits, other bits each time; none not run"
+
+
+def test_a_folder_without_the_packages_is_no_checkout(tmp_path):
+    with pytest.raises(checkouts.argparse.ArgumentTypeError, match="write NAME=PATH"):
+        checkouts.checkout(f"old={tmp_path}")
+    assert checkouts.checkout(f"now={ROOT}") == ("now", ROOT)
