@@ -217,14 +217,25 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     ),
     "o is overwritten before STORE has read it": (
         "stream", "race-read-write",
-        'cute.arch.mbarrier_wait(self.field(shared, "taken") + place, phase_of(i, OUTPUTS) ^ 1)', "pass", 2
+        'cute.arch.mbarrier_wait(self.field(shared, "taken") + output, phase_of(i, OUTPUTS) ^ 1)', "pass", 2
     ),
     "STORE reads o before it is there": (
         "stream", "uninitialised", "cute.arch.mbarrier_wait(written + place, phase_of(i, OUTPUTS))"
     ),
     "o is put where STORE reads it before its product is done": (
-        "stream", "register-in-flight", "wait_group(1)\n            self.hand_back",
-        "wait_group(2)\n            self.hand_back"
+        "stream", "register-in-flight", "# P up to here\n            warpgroup.wait_group(1)",
+        "# P up to here\n            warpgroup.wait_group(2)"
+    ),
+    "the state is rounded before its product is done": (
+        "stream", "register-in-flight", "wait_group(1)\n            self.state.issue_P",
+        "wait_group(2)\n            self.state.issue_P"
+    ),
+    "X is made before P is there": (
+        "stream", "register-in-flight", "# O up to here\n                warpgroup.wait_group(1)",
+        "# O up to here\n                warpgroup.wait_group(2)"
+    ),
+    "the state decays once more behind the last step": (
+        "stream", "wrong answer", "if i + 1 == walk.steps:", "if i == walk.steps:"
     ),
     "all segments begin with the state that enters the sequence": (
         "stream_of_segments", "wrong answer", "if walk.segment == 0:", "if walk.segment >= 0:"

@@ -660,6 +660,7 @@ class StreamConfig(KernelConfig):
             tiles=several(tile(self.prepare.K), 2 * STREAM_STAGES),
             v=array("bfloat16", STREAM_STAGES, TOKENS, PITCH_V),
             o=array("bfloat16", OUTPUTS, TOKENS, PITCH_V),
+            ones=array("float32", self.prepare.K, align=16),
             **mbarriers(self.walker_pipelines),
         )
 

@@ -46,24 +46,28 @@ groups, which begin when the first group of their CTA has made a chunk: so first
 
 A flag in memory, `ready`, says that the tiles of a step are there: INVERSE sets it.
 
-CHAIN's products have the state, or X, in registers, and issuing one waits until the tensor core has begun it.  So a
-step is the sum of its products and of what is done between them; only o goes to shared memory beside a product:
+CHAIN's products have the state, or X, in registers, and issuing one waits until the tensor core has begun it.  So P and
+O are issued in blocks of 16 channels, and all else is done between two of them:
 
-  S, o     wait for S     round S     P of the next step     o to shared memory     O     decay S     X = v - P
+  S        wait for the next step's tiles         P        round S, a block ahead of its product; o to shared memory
+  o        wait for a place for it                O        X = v - P, decay S
+
+The last step has P and O behind it, too, which nobody reads, and the state times ones.
 
 Registers: 96 of all that make tiles; 240 of CHAIN, 56 of the other warps of its CTA.
 
   shared memory, K = 128
     makes tiles  configs.StreamConfig.group: twice two tiles of 29 KiB, 37 of operands, sums and A_kk (41 in blocks of 8
                  rows), and 2 of G                                                                      195 KiB, or 203
-    walks        configs.StreamConfig.walker: 3 x (two tiles and 9 of v), 2 x 9 of o                    220 KiB
+    walks        configs.StreamConfig.walker: 3 x (two tiles and 9 of v), 2 x 9 of o, 128 ones          220 KiB
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Uint8, Uint32
+from cutlass import Float32, Int32, Int64, Uint8, Uint32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.memory import SmemAllocator
 
@@ -93,8 +97,12 @@ from ..configs import (
 )
 from ..parts.chunk import ChunkMaker
 from ..parts.making import Work, form_of
-from ..parts.steps import StepJoiner, StepState
+from ..parts.state import decay_block, own_decays
+from ..parts.steps import PARTS, StepJoiner, StepState
 from ..parts.teams import MakerGroup
+
+O_THERE = 4                                  # the block of P behind which o of the step before is there
+P_THERE = 3                                  # the block of O behind which P is there
 
 
 class StreamStep(NamedTuple):
@@ -373,42 +381,70 @@ class StreamWalker:
         S = self.state.zero()
         self.enter(x, S, walk)
         operand = self.state.operand(S)
-        self.state.round(operand, S)
         P, O, X = self.state.accumulators()
         full, rows_of_v = self.field(shared, "full"), self.field(shared, "v")
         stage, phase = Int32(0), Int32(0)
         if walk.steps > 0:
             cute.arch.mbarrier_wait(full, 0)
-            self.state.issue_P(P, operand, shared)
-            warpgroup.commit_group()
-            self.state.issue_O(O, operand, shared, fenced=True)                # in the group of S
-            warpgroup.wait_group(0)
-            self.state.decay(S, shared)
-            self.state.subtract(X, P, rows_of_v)
+            self.state.issue_P(P, operand, S, shared, lambda block: None)
+            self.issue_O(O, operand, S, P, X, shared, rows_of_v, field_at(shared, self.tile.decay))
         for i in cutlass.range(walk.steps, unroll=1):
-            this_stage = stage
+            this_stage, output = stage, stage_of(i, OUTPUTS)
             step = shared + this_stage * self.bytes
-            self.state.issue_S(S, X, step)
-            self.state.issue_o(O, X, step)
-            warpgroup.wait_group(1)
-            self.state.round(operand, S)
+            self.state.issue_S(S, X, step, 0)
             if i + 1 < walk.steps:                                             # behind the last step: that again
                 stage, phase = advance(stage, phase, STREAM_STAGES)
             ahead = shared + stage * self.bytes
+            decay = field_at(ahead, self.tile.decay)
+            if i + 1 == walk.steps:                                            # and the state is left as it is
+                decay = self.field(shared, "ones")
             cute.arch.mbarrier_wait(full + stage, phase)
-            self.state.issue_P(P, operand, ahead)
+            self.state.issue_S(S, X, step, 1)
             warpgroup.commit_group()
+            cute.arch.mbarrier_wait(self.field(shared, "taken") + output, phase_of(i, OUTPUTS) ^ 1)
+            self.state.issue_o(O, X, step)
             warpgroup.wait_group(1)
-            self.hand_back(shared, this_stage)
-            self.put_o(shared, O, i)
-            self.state.issue_O(O, operand, ahead)
-            warpgroup.commit_group()
-            warpgroup.wait_group(1)
-            if i + 1 < walk.steps:
-                self.state.decay(S, ahead)
-            self.state.subtract(X, P, rows_of_v + stage * (TOKENS * PITCH_V))
-            warpgroup.wait_group(0)
+            self.state.issue_P(P, operand, S, ahead, partial(self.beside_P, shared, O, this_stage, output))
+            self.issue_O(O, operand, S, P, X, ahead, rows_of_v + stage * (TOKENS * PITCH_V), decay)
+        warpgroup.wait_group(0)
         self.leave(x, S, walk)
+
+    def beside_P(self, shared, O, stage, output, block):
+        """o of the step before to STORE, when it is there, and its stage back."""
+        part = block - O_THERE
+        if part == 0:
+            warpgroup.commit_group()                                           # P up to here
+            warpgroup.wait_group(1)
+        if 0 <= part < PARTS:
+            self.state.put_outputs(self.field(shared, "o") + output * (TOKENS * PITCH_V), O, part)
+        if part == PARTS - 2:
+            self.hand_over(self.field(shared, "read") + stage)
+        if part == PARTS - 1:
+            self.hand_over(self.field(shared, "written") + output)
+
+    def issue_O(self, O, operand, S, P, X, step, rows_of_v, decay):
+        """O of a step, and beside it X and the decay of the state, both of which S waits for."""
+        v, d = self.state.load_values(rows_of_v), own_decays(decay, 0)
+
+        def beside(block):
+            nonlocal d
+            following = own_decays(decay, block + 1) if block + 1 < self.state.blocks else None
+            part = block - P_THERE
+            if part == 0:
+                warpgroup.commit_group()                                       # O up to here
+                warpgroup.wait_group(1)
+            if 0 <= part < PARTS:
+                self.state.subtract(X, P, v, part)
+            decay_block(S, d, block)
+            d = following
+
+        self.state.issue_O(O, operand, step, beside)
+
+    def hand_over(self, barrier):
+        """A warp of CHAIN has read, or written, what the barrier says."""
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(barrier)
 
     @cute.jit
     def enter(self, x, S, walk):
@@ -435,21 +471,6 @@ class StreamWalker:
             self.state.store(x.M, number, walk.strip, c.K, True, S)
         else:
             self.state.store(x.ht, number, walk.strip, c.V, False, S)
-
-    def hand_back(self, shared, stage):
-        """A warp of CHAIN has read tiles and v."""
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.field(shared, "read") + stage)
-
-    def put_o(self, shared, O, i):
-        """o of step i to STORE."""
-        place = stage_of(i, OUTPUTS)
-        cute.arch.mbarrier_wait(self.field(shared, "taken") + place, phase_of(i, OUTPUTS) ^ 1)
-        self.state.put_outputs(self.field(shared, "o") + place * (TOKENS * PITCH_V), O)
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.field(shared, "written") + place)
 
     @cute.jit
     def load_tiles(self, x, shared, walk):
@@ -542,6 +563,9 @@ class Stream(Entry):
         if cute.arch.thread_idx()[0] == 0:
             self.initialise(shared, makes)
             cute.arch.mbarrier_init_fence()
+        if cute.arch.thread_idx()[0] < self.c.prepare.K:
+            if not makes:
+                store(field_at(shared, self.c.walker.ones) + cute.arch.thread_idx()[0], [Float32(1.0)])
         cute.arch.sync_threads()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if makes:

@@ -36,6 +36,8 @@ from ...common.cute.tile import C
 from ..configs import CHAIN, COLUMNS, KEPT_COLUMNS, PITCH_V, ChainConfig, tile
 from .wgmma import accumulator, issue, narrow_standing_view, narrow_view, standing_view, wide_view
 
+CHANNELS = 16                                # channels of a block of the state: those of one wgmma
+
 
 class ThreadPlace(NamedTuple):
     """The eight columns of two rows of v or o that a thread moves; the second row lies 16 below."""
@@ -167,12 +169,9 @@ class State:
         return of_o
 
     def decay(self, S, tile):
-        """S^T = S^T 2^gc_last, over the chunk, or the step, whose tile this is."""
-        decay, flat, lane = field_at(tile, self.tile.decay), cute.coalesce(S), cute.arch.lane_idx()
-        for block in range(self.c.K // 16):
-            d = load(decay + block * 16 + lane % 4 * 4, 4)
-            for e in range(8):
-                flat[block * 8 + e] = flat[block * 8 + e] * d[e // 4 * 2 + e % 2]
+        """S^T = S^T 2^gc_last, over the chunk whose tile this is."""
+        for block in range(self.c.K // CHANNELS):
+            decay_block(S, own_decays(field_at(tile, self.tile.decay), block), block)
 
     def put_o(self, rows_of_o, of_o, PO):
         """o of a chunk in shared memory."""
@@ -329,6 +328,18 @@ def register_mma(n: int, major):
     return cute.make_tiled_mma(op)
 
 
+def own_decays(decay, block):
+    """The decays of those of a block's channels that a lane has, out of shared memory."""
+    return load(decay + (block * CHANNELS + cute.arch.lane_idx() % 4 * 4), 4)
+
+
+def decay_block(S, d, block: int):
+    """A block's channels of S^T times their decays."""
+    flat = cute.coalesce(S)
+    for e in range(8):
+        flat[block * 8 + e] = flat[block * 8 + e] * d[e // 4 * 2 + e % 2]
+
+
 def own_column(first):
     """The column of the state that a lane has a row for, of the warp's 16 from `first` on, and which of two pieces of 8
     channels."""
@@ -367,6 +378,6 @@ def compute_now(operand):
     compute_words_now([words[w] for w in range(cute.size(words))])
 
 
-def multiply(mma, acc, operand, b, accumulate: bool, fenced: bool = False):
+def multiply(mma, acc, operand, b, accumulate: bool, fenced: bool = False, steps=None):
     """Issues acc (+)= operand @ b^T, in no group yet."""
-    issue(mma, acc, operand, mma.make_fragment_B(mma.get_slice(0).partition_B(b)), accumulate, fenced)
+    issue(mma, acc, operand, mma.make_fragment_B(mma.get_slice(0).partition_B(b)), accumulate, fenced, steps)

@@ -36,10 +36,11 @@ from ...common.cute.copies import field_at, floats_of, load, store, words_of
 from ...common.cute.fragments import load_matrices, mma_bf16, store_matrices
 from ...common.cute.tile import WARPS, C, swizzle_64B, swizzle_128B
 from ..configs import COLUMNS, PITCH_V, tile
-from .state import State, multiply, own_matrices, register_mma, rounded
+from .state import CHANNELS, State, multiply, own_decays, own_matrices, register_mma
 from .wgmma import accumulator, narrow_view, standing_view, wide_view
 
 ROWS = 16                                    # rows of a matrix of mma.sync
+PARTS = 2 * C // ROWS                        # parts of a step, of so many tokens
 
 
 class StepJoiner:
@@ -151,7 +152,7 @@ class StepJoiner:
 
     def decays(self, tile, block):
         """Return the decays of those of 16 channels that a lane has."""
-        return load(field_at(tile, self.tile.decay) + (block * ROWS + cute.arch.lane_idx() % 4 * 4), 4)
+        return own_decays(field_at(tile, self.tile.decay), block)
 
     def finish_KT(self, a, b, G, of_a):
         """KT_a' over KT_a, the warp's channels."""
@@ -230,7 +231,14 @@ def blocks_of(products):
 
 
 class StepState(State):
-    """CHAIN's state, over steps of two tiles."""
+    """CHAIN's state, over steps of two tiles.
+
+    Issuing a product with A in registers waits until the tensor core has begun it, so P and O are issued in blocks of
+    16 channels, and what is to be done meanwhile is spread over the blocks (`beside`)."""
+
+    @property
+    def blocks(self):
+        return self.c.K // CHANNELS
 
     def accumulators(self):
         """P, O (then o) and X of a step, transposed, in registers."""
@@ -239,19 +247,29 @@ class StepState(State):
         of_chunk = register_mma(C, OperandMajorMode.K).partition_shape_A((COLUMNS, C))
         return P, O, [cute.make_rmem_tensor(of_chunk, BFloat16) for _ in range(2)]
 
-    def issue_P(self, P, operand, step):
-        multiply(register_mma(2 * C, OperandMajorMode.K), P, operand, wide_view(step, 2 * C, self.c.K), False)
-
-    def issue_O(self, O, operand, step, fenced: bool = False):
-        of_q = wide_view(step + self.tile.bytes, 2 * C, self.c.K)
-        multiply(register_mma(2 * C, OperandMajorMode.K), O, operand, of_q, False, fenced)
-
-    def issue_S(self, S, X, step):
-        mma = register_mma(self.c.K, OperandMajorMode.MN)
-        for i in range(2):
-            KT = standing_view(step + i * self.tile.bytes + self.tile.KG.offset, self.c.K)
-            multiply(mma, S, X[i], KT, True, fenced=i > 0)
+    def issue_P(self, P, operand, S, step, beside):
+        """P of a step, and before each block of S is multiplied it is rounded to the operand."""
+        for block in range(self.blocks):
+            self.round(operand, S, block)
+            self.issue_block(P, operand, step, block, fenced=False)
+            beside(block)
         warpgroup.commit_group()
+
+    def issue_O(self, O, operand, step, beside):
+        for block in range(self.blocks):
+            self.issue_block(O, operand, step + self.tile.bytes, block, fenced=block > 0)
+            beside(block)
+        warpgroup.commit_group()
+
+    def issue_block(self, acc, operand, rows, block: int, fenced: bool):
+        mma, b = register_mma(2 * C, OperandMajorMode.K), wide_view(rows, 2 * C, self.c.K)
+        multiply(mma, acc, operand, b, block > 0, fenced, (block,))
+
+    def issue_S(self, S, X, step, chunk: int):
+        """One of the two chunks' parts of it, in no group yet."""
+        mma = register_mma(self.c.K, OperandMajorMode.MN)
+        KT = standing_view(step + chunk * self.tile.bytes + self.tile.KG.offset, self.c.K)
+        multiply(mma, S, X[chunk], KT, True, fenced=chunk > 0)
 
     def issue_o(self, O, X, step):
         """Right behind S: since its fence, nothing has touched O and X."""
@@ -261,26 +279,28 @@ class StepState(State):
             multiply(mma, O, X[i], A2, True, fenced=True)
         warpgroup.commit_group()
 
-    def subtract(self, X, P, rows_of_v):
-        """X = v^T - P, rounded."""
-        P = cute.coalesce(P)
-        for i in range(2):
-            v, flat = floats_of(self.load_v(rows_of_v + i * (C * PITCH_V))), cute.coalesce(X[i])
-            for e in range(16):
-                flat[e] = (v[e] - P[16 * i + e]).to(BFloat16)
+    def load_values(self, rows_of_v):
+        """v^T of a step, in words of two."""
+        chunks = [self.load_v(rows_of_v + i * (C * PITCH_V)) for i in range(2)]
+        return [chunk[w] for chunk in chunks for w in range(8)]
 
-    def round(self, operand, S):
-        """Round with statements that NVVM cannot repeat: it would round again where O is issued, behind the fence."""
+    def subtract(self, X, P, v, part: int):
+        """X = v^T - P, rounded, of 16 tokens of the step."""
+        P, v, flat = cute.coalesce(P), floats_of(v[4 * part : 4 * part + 4]), cute.coalesce(X[part // 2])
+        for e in range(8):
+            flat[part % 2 * 8 + e] = (v[e] - P[8 * part + e]).to(BFloat16)
+
+    def round(self, operand, S, block: int):
+        """Round a block with statements that NVVM cannot repeat: it would round again where O is issued, behind the
+        fence."""
         words, flat = cute.recast_tensor(cute.coalesce(operand), Uint32), cute.coalesce(S)
-        for i in range(cute.size(words)):
+        for i in range(4 * block, 4 * block + 4):
             words[i] = cute.arch.inline_ptx(
                 "cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32],
                 read_only_args=[flat[2 * i + 1], flat[2 * i]],
             )
 
-    def put_outputs(self, rows_of_o, O):
-        """o of both chunks in shared memory."""
-        words = cute.recast_tensor(cute.coalesce(rounded(register_mma(C, OperandMajorMode.K), O, 2 * C)), Uint32)
-        for i in range(2 * C // ROWS):
-            place = rows_of_o + (own_matrices(self.warp()) + i * (ROWS * PITCH_V))
-            store_matrices(place, [words[4 * i + w] for w in range(4)], transposed=True)
+    def put_outputs(self, rows_of_o, O, part: int):
+        """o of 16 tokens of the step in shared memory."""
+        flat, place = cute.coalesce(O), rows_of_o + (own_matrices(self.warp()) + part * (ROWS * PITCH_V))
+        store_matrices(place, words_of([flat[8 * part + e] for e in range(8)]), transposed=True)

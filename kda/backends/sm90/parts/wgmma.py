@@ -12,13 +12,13 @@ def accumulator(mma, shape: tuple):
     return cute.make_rmem_tensor(mma.partition_shape_C(shape), Float32)
 
 
-def issue(mma, acc, a, b, accumulate: bool, fenced: bool = False):
+def issue(mma, acc, a, b, accumulate: bool, fenced: bool = False, steps=None):
     """acc (+)= a @ b^T, both as the product reads them, in no group yet.  `fenced`: since the last fence, nothing but
-    products has touched the registers of acc and a."""
+    products has touched the registers of acc and a.  `steps`: those blocks of 16 columns of a and b, or all."""
     if not fenced:
         warpgroup.fence()
     mma.set(warpgroup.Field.ACCUMULATE, accumulate)
-    for step in range(cute.size(b, mode=[2])):
+    for step in steps or range(cute.size(b, mode=[2])):
         cute.gemm(mma, acc, a[None, None, step], b[None, None, step], acc)
         mma.set(warpgroup.Field.ACCUMULATE, True)
 
