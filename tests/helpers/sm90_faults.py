@@ -223,16 +223,16 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "stream", "uninitialised", "cute.arch.mbarrier_wait(written + place, phase_of(i, OUTPUTS))"
     ),
     "o is put where STORE reads it before its product is done": (
-        "stream", "register-in-flight", "# P up to here\n            warpgroup.wait_group(1)",
-        "# P up to here\n            warpgroup.wait_group(2)"
+        "stream", "register-in-flight", f"wait_group(block + 1){36 * SPACE}# all but the blocks of P",
+        f"wait_group(block + 2){36 * SPACE}# all but the blocks of P"
     ),
     "the state is rounded before its product is done": (
         "stream", "register-in-flight", "wait_group(1)\n            self.state.issue_P",
         "wait_group(2)\n            self.state.issue_P"
     ),
     "X is made before P is there": (
-        "stream", "register-in-flight", "# O up to here\n                warpgroup.wait_group(1)",
-        "# O up to here\n                warpgroup.wait_group(2)"
+        "stream", "register-in-flight", f"wait_group(block + 1){32 * SPACE}# all but the blocks of O",
+        f"wait_group(block + 2){32 * SPACE}# all but the blocks of O"
     ),
     "the state decays once more behind the last step": (
         "stream", "wrong answer", "if i + 1 == walk.steps:", "if i == walk.steps:"

@@ -413,8 +413,7 @@ class StreamWalker:
         """o of the step before to STORE, when it is there, and its stage back."""
         part = block - O_THERE
         if part == 0:
-            warpgroup.commit_group()                                           # P up to here
-            warpgroup.wait_group(1)
+            warpgroup.wait_group(block + 1)                                    # all but the blocks of P
         if 0 <= part < PARTS:
             self.state.put_outputs(self.field(shared, "o") + output * (TOKENS * PITCH_V), O, part)
         if part == PARTS - 2:
@@ -431,8 +430,7 @@ class StreamWalker:
             following = own_decays(decay, block + 1) if block + 1 < self.state.blocks else None
             part = block - P_THERE
             if part == 0:
-                warpgroup.commit_group()                                       # O up to here
-                warpgroup.wait_group(1)
+                warpgroup.wait_group(block + 1)                                # all but the blocks of O
             if 0 <= part < PARTS:
                 self.state.subtract(X, P, v, part)
             decay_block(S, d, block)

@@ -253,17 +253,16 @@ class StepState(State):
             self.round(operand, S, block)
             self.issue_block(P, operand, step, block, fenced=False)
             beside(block)
-        warpgroup.commit_group()
 
     def issue_O(self, O, operand, step, beside):
         for block in range(self.blocks):
             self.issue_block(O, operand, step + self.tile.bytes, block, fenced=block > 0)
             beside(block)
-        warpgroup.commit_group()
 
     def issue_block(self, acc, operand, rows, block: int, fenced: bool):
         mma, b = register_mma(2 * C, OperandMajorMode.K), wide_view(rows, 2 * C, self.c.K)
         multiply(mma, acc, operand, b, block > 0, fenced, (block,))
+        warpgroup.commit_group()                                               # as ptxas has it in any case
 
     def issue_S(self, S, X, step, chunk: int):
         """One of the two chunks' parts of it, in no group yet."""
