@@ -423,18 +423,20 @@ class StreamWalker:
 
     def issue_O(self, O, operand, S, P, X, step, rows_of_v, decay):
         """O of a step, and beside it X and the decay of the state, both of which S waits for."""
-        v, d = self.state.load_values(rows_of_v), own_decays(decay, 0)
+        v, d = None, own_decays(decay, 0)
 
-        def beside(block):
-            nonlocal d
-            following = own_decays(decay, block + 1) if block + 1 < self.state.blocks else None
-            part = block - P_THERE
+        def beside(block):                                                     # with what the block before has loaded
+            nonlocal v, d
+            part, values, decays = block - P_THERE, v, d
+            if block + 1 < self.state.blocks:
+                d = own_decays(decay, block + 1)
+            if 0 <= part + 1 < PARTS:
+                v = self.state.load_values(rows_of_v, part + 1)
             if part == 0:
                 warpgroup.wait_group(block + 1)                                # all but the blocks of O
             if 0 <= part < PARTS:
-                self.state.subtract(X, P, v, part)
-            decay_block(S, d, block)
-            d = following
+                self.state.subtract(X, P, values, part)
+            decay_block(S, decays, block)
 
         self.state.issue_O(O, operand, step, beside)
 

@@ -278,14 +278,13 @@ class StepState(State):
             multiply(mma, O, X[i], A2, True, fenced=True)
         warpgroup.commit_group()
 
-    def load_values(self, rows_of_v):
-        """v^T of a step, in words of two."""
-        chunks = [self.load_v(rows_of_v + i * (C * PITCH_V)) for i in range(2)]
-        return [chunk[w] for chunk in chunks for w in range(8)]
+    def load_values(self, rows_of_v, part: int):
+        """v^T of 16 tokens of a step, in words of two."""
+        return load_matrices(rows_of_v + (own_matrices(self.warp()) + part * (ROWS * PITCH_V)), transposed=True)
 
     def subtract(self, X, P, v, part: int):
         """X = v^T - P, rounded, of 16 tokens of the step."""
-        P, v, flat = cute.coalesce(P), floats_of(v[4 * part : 4 * part + 4]), cute.coalesce(X[part // 2])
+        P, v, flat = cute.coalesce(P), floats_of(v), cute.coalesce(X[part // 2])
         for e in range(8):
             flat[part % 2 * 8 + e] = (v[e] - P[8 * part + e]).to(BFloat16)
 
