@@ -71,6 +71,7 @@ WHOLE_GROUP = NamedBarrier("WHOLE_GROUP", 6, 32 * WARPS, ids_per_group=1)
 WHOLE_GROUP_INVERSE = NamedBarrier("WHOLE_GROUP_INVERSE", 6, 32 * WARPS + 32, ids_per_group=1)
 JOINED = NamedBarrier("JOINED", 8, 32 * WARPS + 32, ids_per_group=1)
 SCALED = NamedBarrier("SCALED", 10, 32 * WARPS + 32, ids_per_group=1)
+READ = NamedBarrier("READ", 12, 32 * WARPS + 32, ids_per_group=1)
 
 
 def tile(K: int) -> Struct:
@@ -408,6 +409,7 @@ class FusedConfig(KernelConfig):
     wrapped: bool = False                    # as many clusters as fit, of which each has an equal share of all walks
     ctas: int = WALKING                      # CTAs of a cluster: 1, 2, or 4; the first ones walk, all make tiles
     staged: bool = False                     # rows of q, k and g, of bfloat16, go through shared memory
+    brought = False                          # they, and beta, are requested by the warp that they are for
     threads = 32 * (FIRST_PRODUCER + GROUPS * WARPS)
     roles = MappingProxyType({
         "CHAIN": range(FIRST_PRODUCER),
@@ -597,11 +599,16 @@ class StreamConfig(KernelConfig):
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
     helped = True                            # an inverse has a warp of its own (parts/making.py)
     inverters_ahead = False
+    brought = True                           # those rows, and beta, have a warp of their own, too
     registers = (240, 56)                    # registers of CHAIN, and of the other warps of its CTA
     group_pipelines = (                      # in a CTA that makes tiles
         Pipeline("solved", of_a_lane("INVERSE"), "PREPARE", "TB is there; it needs A_kk and b no more", each="group"),
         Pipeline("taken", of_a_lane("INVERSE"), "PREPARE", "the copy to memory has read the tiles", each="group"),
-        Pipeline("begun", of_a_lane("PREPARE 0"), "PREPARE 1", "it has made a chunk", each="group"),
+        Pipeline("begun", of_a_lane("PREPARE 0"), "ROWS", "of the second group: it has made a chunk", each="group"),
+        Pipeline("rows", (
+            Arrivals(LANES_OF_A_WARP, "ROWS", "each lane with its pieces of q, k and g"),
+            Arrivals(1, "ROWS", "a lane, when b is there"),
+        ), "PREPARE", "rows and b of a chunk of the step are there", each="group", places=2),
     )
     walker_pipelines = (                     # in a CTA that walks
         Pipeline("full", (
@@ -625,7 +632,8 @@ class StreamConfig(KernelConfig):
     def meetings(self) -> tuple[Meeting, ...]:
         scaled = Meeting(SCALED, "PREPARE, INVERSE", "kE and qg of both chunks of the step are there")
         says = "the step's tiles are there, all but lam_a lam_b, and zeros for TB_b"
-        return *meetings_of_makers(self), scaled, Meeting(JOINED, "PREPARE, INVERSE", says)
+        read = Meeting(READ, "PREPARE, ROWS", "operands of pairs of the whole step were read")
+        return *meetings_of_makers(self), read, scaled, Meeting(JOINED, "PREPARE, INVERSE", says)
 
     def walks(self, segments: int) -> int:
         """CTAs that walk over one sequence and value head: all segments but the first have an M."""
@@ -648,7 +656,7 @@ class StreamConfig(KernelConfig):
             A_kk=array("float32", C, PITCH_A),
             columns=array("float32", C, PITCH_INVERSE),
             G=array("bfloat16", C, C),                                         # parts/steps.py
-            b=array("float32", C),
+            b=array("float32", 2, C),
             **mbarriers(self.group_pipelines),
         )
 

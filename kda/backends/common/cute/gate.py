@@ -44,13 +44,13 @@ class Gate:
     def __init__(self, config, team):
         self.c, self.team = config, team
 
-    def rows_of_head(self, x, token, head):
-        """HeadRows from a token on."""
+    def rows_of_head(self, x, token, head, of_gate: bool = True):
+        """HeadRows from a token on; without `of_gate`, for who only copies them, the gate's rate is 1."""
         K, of_q = self.c.K, head
         if self.c.grouped:
             of_q = head // (x.HV // x.H)
         rate = Float32(1.0)
-        if self.c.rate:
+        if self.c.rate and of_gate:
             rate = fast.finite(fast.exp2(load_one(x.A_log + head) * Float32(fast.LOG2_E)))
         q, k = x.q + (token * x.H + of_q) * K, x.k + (token * x.H + of_q) * K
         g, beta = x.g + (token * x.HV + head) * self.c.gate_width, x.beta + (token * x.HV + head)

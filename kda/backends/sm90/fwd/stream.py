@@ -76,7 +76,7 @@ from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_stor
 from ...common.cute.barriers import initialise
 from ...common.cute.copies import field_at, fields_at, store
 from ...common.cute.entry import Entry, permit_early_launch, wait_for_the_kernel_before
-from ...common.cute.gate import beta_from
+from ...common.cute.gate import beta_from, load_beta
 from ...common.cute.rings import advance, phase_of, stage_of
 from ...common.cute.segments import clear_tokens, locate_segment, place_of_segment
 from ...common.cute.tile import LEAST_BUSY, WARPS, C
@@ -87,6 +87,7 @@ from ..configs import (
     JOINED,
     OUTPUTS,
     PITCH_V,
+    READ,
     SCALED,
     STREAM_LOAD,
     STREAM_STAGES,
@@ -96,7 +97,7 @@ from ..configs import (
     StreamConfig,
 )
 from ..parts.chunk import ChunkMaker
-from ..parts.making import Work, form_of
+from ..parts.making import Work, bring_rows, form_of
 from ..parts.state import decay_block, own_decays
 from ..parts.steps import PARTS, StepJoiner, StepState
 from ..parts.teams import MakerGroup
@@ -173,11 +174,11 @@ class StreamMaker:
         return Work(Int32(0), group, base, *fields, fields[:2], None, None)
 
     def of_half(self, work, half):
-        """Where a group works at a chunk of its step: requested rows of the second one lie where its tile will be."""
+        """Where a group works at a chunk of its step: rows of the second one are brought to where its tile will be."""
         pairs = (self.struct.X, self.tile.KQ), (self.struct.Y, self.tile.KG)
         raw = [field_at(work.base + half * (self.tile.bytes + of_tile.offset - first.offset), first)
                for first, of_tile in pairs]
-        return work._replace(raw=raw)
+        return work._replace(raw=raw, b=work.b + half * C)
 
     def all_steps(self, x):
         walks, items = x.N * x.HV, (x.T + TOKENS - 1) // TOKENS
@@ -216,12 +217,6 @@ class StreamMaker:
         item = self.find(x, every, self.first(x, group))
         begun, solved = field_at(shared, self.struct.begun), field_at(work.base, self.struct.solved)
         G = field_at(work.base, self.struct.G)
-        if group > 0 and self.find(x, every, self.first(x, 0)).tokens > 0:
-            cute.arch.mbarrier_wait(begun, 0)
-        if cutlass.const_expr(self.staged):
-            if item.tokens > 0:
-                # redundant: the wait for the first group, which orders nothing; without it, first steps come later
-                self.request(x, work, item, 0)
         while item.tokens > 0:
             self.form.begin(x, work, item.begin, item.head)
             for half in cutlass.range(2, unroll=1):
@@ -233,16 +228,15 @@ class StreamMaker:
                             cute.arch.mbarrier_arrive(begun)
                     before += 1
                 else:
+                    self.wait_for_rows(work, half, turn)                       # ROWS has the step before behind it
                     self.steps.clear(tile=b)
                     cute.arch.mbarrier_wait(solved, before & 1 ^ 1)
+            READ.arrive(group)
             joined = self.steps.begin(a, b, G)
             # redundant: INVERSE has its own proxy fence before each copy; the documented use is one per writer
             cute.arch.fence_proxy("async.shared", space="cta")
             SCALED.arrive(group)
             following = self.find(x, every, item.number + x.makers * GROUPS)
-            if cutlass.const_expr(self.staged):
-                if following.tokens > 0:
-                    self.request(x, work, following, 0)
             cute.arch.mbarrier_wait(solved, before & 1 ^ 1)
             self.steps.finish(a, b, G, *joined)
             # redundant: INVERSE has its own proxy fence before the copy; the documented use is one per writer
@@ -255,23 +249,49 @@ class StreamMaker:
         """A chunk of a step, when so many chunks and steps were made."""
         tile, rows = work.base + half * self.tile.bytes, cutlass.min(item.tokens - half * C, C)
         head_rows = self.chunk.gate.rows_of_head(x, item.begin + half * C, item.head)
-        beta, rows_made = self.form.rows(x, work, head_rows, rows)
-        cute.arch.mbarrier_wait(field_at(work.base, self.struct.taken), turn & 1 ^ 1)
-        if cutlass.const_expr(self.staged):
-            if half == 0 and item.tokens > C:
-                self.request(x, self.of_half(work, 1), item, 1)
-        cute.arch.mbarrier_wait(field_at(work.base, self.struct.solved), before & 1 ^ 1)
-        if self.team.warp() == LEAST_BUSY:
-            beta = fast.converted_now(beta)                                    # not where it was loaded
-            work.b[cute.arch.lane_idx()] = beta_from(beta, self.c.prepare.beta, rows, cute.arch.lane_idx())
-        self.form.operands(x, work, tile, rows, lambda: None, *rows_made)     # it has waited
+        self.wait_for_rows(work, half, turn)
+        _, rows_made = self.form.rows(x, work, head_rows, rows)
+        if half > 0:
+            cute.arch.mbarrier_wait(field_at(work.base, self.struct.solved), before & 1 ^ 1)
+        self.form.operands(x, work, tile, rows, partial(self.wait_for_tiles, work, half, turn), *rows_made)
         self.form.finish(work)
 
-    def request(self, x, work, item, half: int):
-        """Request the rows of a chunk of a step."""
-        first = fast.again(Int32(half * C))                                    # else addresses wait in registers
-        head_rows = self.chunk.gate.rows_of_head(x, item.begin + first, item.head)
-        self.form.request(x, work, head_rows, cutlass.min(item.tokens - first, C))
+    @cute.jit
+    def wait_for_tiles(self, work, half, turn):
+        """The step before has left its tiles: ROWS has waited for that before it brought rows of a second chunk."""
+        if half == 0:
+            cute.arch.mbarrier_wait(field_at(work.base, self.struct.taken), turn & 1 ^ 1)
+
+    def wait_for_rows(self, work, half, turn):
+        cute.arch.mbarrier_wait(field_at(work.base, self.struct.rows) + half, turn & 1)
+
+    @cute.jit
+    def bring(self, x, shared, group):
+        """ROWS, one warp: b of each chunk, and its rows, if they go through shared memory."""
+        work = self.work_of(shared, group)
+        every, turn, lane = self.all_steps(x), Int32(0), cute.arch.lane_idx()
+        if group > 0 and self.find(x, every, self.first(x, 0)).tokens > 0:
+            # redundant: it orders nothing; without it, first steps come later
+            cute.arch.mbarrier_wait(field_at(shared, self.struct.begun), 0)
+        item = self.find(x, every, self.first(x, group))
+        while item.tokens > 0:
+            for half in cutlass.range(2, unroll=1):
+                if half > 0:
+                    cute.arch.mbarrier_wait(field_at(work.base, self.struct.taken), turn & 1 ^ 1)
+                there = field_at(work.base, self.struct.rows) + half
+                if item.tokens > half * C:
+                    head_rows = self.chunk.gate.rows_of_head(x, item.begin + half * C, item.head, of_gate=False)
+                    to, rows = self.of_half(work, half), cutlass.min(item.tokens - half * C, C)
+                    beta = load_beta(head_rows.beta, rows, x.HV, lane)
+                    if cutlass.const_expr(self.staged):
+                        bring_rows(self.c.prepare, head_rows, rows, x.H, x.HV, *to.raw)
+                    to.b[lane] = beta_from(beta, self.c.prepare.beta, rows, lane)
+                arrive_when_copied(there)
+                cute.arch.sync_warp()
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive(there)
+            item, turn = self.find(x, every, item.number + x.makers * GROUPS), turn + 1
+            READ.sync(group)
 
     @cute.jit
     def invert(self, x, shared, group):
@@ -285,7 +305,7 @@ class StreamMaker:
                 TB = field_at(a + half * self.tile.bytes, self.tile.TB)
                 self.chunk.inverse.zeros(work.columns, TB)                     # A2 may have been there
                 self.form.wait(group)                                          # A_kk is there
-                self.chunk.inverse.solve(work.A_kk, work.columns, TB, None, work.b)
+                self.chunk.inverse.solve(work.A_kk, work.columns, TB, None, work.b + half * C)
                 cute.arch.sync_warp()
                 with cute.arch.elect_one():
                     cute.arch.mbarrier_arrive(solved)
@@ -571,7 +591,9 @@ class Stream(Entry):
         if makes:
             if warp < GROUPS:
                 self.maker.invert(x, shared, warp)
-            elif warp >= FIRST_PRODUCER:
+            elif warp < FIRST_PRODUCER:
+                self.maker.bring(x, shared, warp - GROUPS)
+            else:
                 self.maker.produce(x, shared)
                 if cutlass.const_expr(self.c.chain.packed):
                     _, begin, tokens, _, _ = place_of_segment(self.c.chain, x, x.N - 1, 0, 1, 0)

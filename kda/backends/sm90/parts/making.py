@@ -22,6 +22,7 @@ import cutlass.cute as cute
 from cutlass import Uint8, Uint32
 from cutlass.cute.nvgpu import warpgroup
 
+from ...common.cute import fast
 from ...common.cute.async_copies import copy_16_bytes_later
 from ...common.cute.copies import compute_words_now, load, load_one, store
 from ...common.cute.gate import Gate, beta_from, load_beta
@@ -68,7 +69,15 @@ def form_of(config: FusedConfig, chunk: ChunkMaker):
 
 
 class Form:
-    """The end of a chunk, which is the same."""
+    """What is the same: the end of a chunk, and who brings its rows and beta."""
+
+    def loaded_beta(self, x, head_rows, rows):
+        return None if self.brought else loaded_beta(self.team, x, head_rows, rows)
+
+    def place_of(self, head_rows, work):
+        """Where rows are that go through shared memory."""
+        place_of = self.requested.located if self.brought else self.requested.found
+        return place_of(head_rows, *work.raw)
 
     @cute.jit
     def finish(self, work):
@@ -87,6 +96,7 @@ class OneProduct(Form):
     def __init__(self, config: FusedConfig, chunk: ChunkMaker):
         self.c, self.staged, self.helped = config.prepare, config.staged, config.helped
         self.chunk, self.team = chunk, chunk.team
+        self.brought = config.brought
         self.requested = RequestedByChannel(self.c, self.team)
 
     def begin(self, x, work, begin, head):
@@ -94,9 +104,9 @@ class OneProduct(Form):
 
     def rows(self, x, work, head_rows, rows):
         """Also what memory has for beta (`loaded_beta`)."""
-        loaded = loaded_beta(self.team, x, head_rows, rows)
+        loaded = self.loaded_beta(x, head_rows, rows)
         if self.staged:
-            qn, kn, gc = self.requested.load_rows(self.requested.found(head_rows, *work.raw), rows, 1, 1)
+            qn, kn, gc = self.requested.load_rows(self.place_of(head_rows, work), rows, 1, 1)
         else:
             qn, kn, gc = self.chunk.gate.load_rows(head_rows, rows, x.H, x.HV)
         self.meet(work, gc, loaded, rows)
@@ -184,6 +194,7 @@ class InBlocks(Form):
     def __init__(self, config: FusedConfig, chunk: ChunkMaker):
         self.c, self.staged, self.helped = config.prepare, config.staged, config.helped
         self.chunk, self.team = chunk, chunk.team
+        self.brought = config.brought
         self.requested = RequestedByRow(self.c, self.team, chunk.tensor_core, chunk.tile)
 
     def begin(self, x, work, begin, head):
@@ -192,9 +203,9 @@ class InBlocks(Form):
             self.team.meet()                                                   # dt_bias is there
 
     def rows(self, x, work, head_rows, rows):
-        maker, loaded = self.chunk.rows, loaded_beta(self.team, x, head_rows, rows)
+        maker, loaded = self.chunk.rows, self.loaded_beta(x, head_rows, rows)
         if self.staged:
-            raw = self.requested.fetch(self.requested.found(head_rows, *work.raw), rows, 1, 1)
+            raw = self.requested.fetch(self.place_of(head_rows, work), rows, 1, 1)
         else:
             raw = maker.fetch(head_rows, rows, x.H, x.HV)
         store_b(self.c, self.team, work.b, loaded, rows)
@@ -254,7 +265,22 @@ class Requested:
     def found(self, head_rows, X, Y):
         """Where rows are that were requested, when they are there."""
         self.wait()
+        return self.located(head_rows, X, Y)
+
+    def located(self, head_rows, X, Y):
+        """The same of rows that another warp has brought."""
         return head_rows._replace(q=X, k=X + C * self.c.K, g=Y)
+
+
+def bring_rows(c, head_rows, tokens, H, HV, X, Y):
+    """Request all rows of a chunk of so many tokens, by one warp, to where `Requested` finds them."""
+    lane, of_row = cute.arch.lane_idx(), c.K * BF16 // PIECE                   # pieces of a row
+    column, places = lane % of_row * (PIECE // BF16), (X, X + C * c.K, Y)
+    rows = [((source + column).toint(), heads * (c.K * BF16)) for source, heads in zip(head_rows, (H, H, HV))]
+    for j in range(C * of_row // 32):
+        row = cutlass.min(lane // of_row + j * (32 // of_row), tokens - 1)     # past the end: the last one
+        for (address, size), to in zip(rows, places):
+            copy_16_bytes_later(fast.row(address, row, size), to + (lane + 32 * j) * (PIECE // BF16))
 
 
 class RequestedByChannel(Requested, Gate):

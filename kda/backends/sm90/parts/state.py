@@ -328,9 +328,10 @@ def register_mma(n: int, major):
     return cute.make_tiled_mma(op)
 
 
-def own_decays(decay, block):
+def own_decays(decay, block, lane=None):
     """The decays of those of a block's channels that a lane has, out of shared memory."""
-    return load(decay + (block * CHANNELS + cute.arch.lane_idx() % 4 * 4), 4)
+    lane = cute.arch.lane_idx() if lane is None else lane
+    return load(decay + (block * CHANNELS + lane % 4 * 4), 4)
 
 
 def decay_block(S, d, block: int):

@@ -32,6 +32,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
+from ...common.cute import fast
 from ...common.cute.copies import field_at, floats_of, load, store, words_of
 from ...common.cute.fragments import load_matrices, mma_bf16, store_matrices
 from ...common.cute.tile import WARPS, C, swizzle_64B, swizzle_128B
@@ -69,6 +70,7 @@ class StepJoiner:
     def begin(self, a, b, G):
         """Join what does not need the second chunk's TB, while INVERSE computes that; G is (C, C).  Return KT_a,
         unrounded, and qg_b @ KT_a^T, of which warps 2 and 3 have 16 rows each."""
+        self.lane = fast.again(cute.arch.lane_idx())
         warp = self.team.warp()
         rows, half = warp & 3, warp >> 2
         KT, products, A2 = self.make_KT(a), self.tensor_core.accumulator(), [Uint32(0)] * 8
@@ -89,6 +91,7 @@ class StepJoiner:
     @cute.jit
     def finish(self, a, b, G, KT, products):
         """Join what needs the second chunk's TB.  `complete` writes zeros over TB_b when all warps have read it."""
+        self.lane = fast.again(cute.arch.lane_idx())
         warp = self.team.warp()
         self.make_KT(b)
         # redundant: in the simulator, to which a warp's lanes are one; here one reads what others have stored of KT_b
@@ -104,12 +107,12 @@ class StepJoiner:
 
     def narrow_place(self, row, column):
         """Elements to a lane's row of four matrices 8 x 8 of (C, C), from this row and column on."""
-        lane = cute.arch.lane_idx()
+        lane = self.lane
         return swizzle_64B(row + (lane & 15), column + (lane >> 4) * 8) // 2
 
     def wide_place(self, row, channel, rows: int):
         """The same of (rows, K)."""
-        lane = cute.arch.lane_idx()
+        lane = self.lane
         return swizzle_128B(row + (lane & 15), channel + (lane >> 4) * 8, rows) // 2
 
     def make_KT(self, tile):
@@ -147,16 +150,16 @@ class StepJoiner:
 
     def place_of_columns(self, row, column):
         """Return what `narrow_place` does, for the operand whose columns are rows in memory."""
-        lane = cute.arch.lane_idx()
+        lane = self.lane
         return swizzle_64B(row + (lane >> 4) * 8 + (lane & 7), column + (lane >> 3 & 1) * 8) // 2
 
     def decays(self, tile, block):
         """Return the decays of those of 16 channels that a lane has."""
-        return own_decays(field_at(tile, self.tile.decay), block)
+        return own_decays(field_at(tile, self.tile.decay), block, self.lane)
 
     def finish_KT(self, a, b, G, of_a):
         """KT_a' over KT_a, the warp's channels."""
-        KG, lane, warp = self.tile.KG, cute.arch.lane_idx(), self.team.warp()
+        KG, lane, warp = self.tile.KG, self.lane, self.team.warp()
         first = self.channels * warp
         lam_b = self.decays(b, warp)
         KT_b = [load_matrices(field_at(b, KG) + self.wide_place(ROWS * step, first, C), transposed=True)
@@ -194,7 +197,7 @@ class StepJoiner:
 
     def finish_A2(self, a, b, G, found, m):
         """16 rows of A2_b, and of A2_ba to where A_qk of chunk a was."""
-        lane, words, left = cute.arch.lane_idx(), self.make_A2(b, m), []
+        lane, words, left = self.lane, self.make_A2(b, m), []
         self.put_rows(field_at(b, self.tile.A_qk), m, words)
         for half in range(2):
             of_half = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
