@@ -255,6 +255,7 @@ sm90_stream: Any = sm90_plan.plan(problem(8192, 16), SMS).stream
 MAKER = Part(
     Struct(align=1024, **{f"group {n}": several(sm90_stream.group, 1) for n in range(sm90.GROUPS)}),
     {f"INVERSE {n}": range(n, n + 1) for n in range(sm90.GROUPS)}
+    | {f"ROWS {n}": range(sm90.GROUPS + n, sm90.GROUPS + n + 1) for n in range(sm90.GROUPS)}
     | {name: warps for name, warps in sm90_stream.roles.items() if name != "CHAIN"},
     sm90_stream.group_pipelines, sm90_stream.meetings,
 )
@@ -267,13 +268,16 @@ WALKER = Part(
     sm90_stream.walker_pipelines,
 )
 STREAM_MAKES = (
-    {f"PREPARE {n}": Node(0, n, ("two chunks, one after the", "other, and what joins them")) for n in (0, 1)}
-    | {f"INVERSE {n}": Node(1, n, ("inverses of both chunks,", "the step's copy, its flag")) for n in (0, 1)}
-    | {f"memory: {n}": Node(2, n, ("58 KiB of tiles of a step,", "and its flag, in L2")) for n in (0, 1)}
+    {f"ROWS {n}": Node(0, n, ("b, rows of q, k and g", "to shared memory")) for n in (0, 1)}
+    | {f"PREPARE {n}": Node(1, n, ("two chunks, one after the", "other, and what joins them")) for n in (0, 1)}
+    | {f"INVERSE {n}": Node(2, n, ("inverses of both chunks,", "the step's copy, its flag")) for n in (0, 1)}
+    | {f"memory: {n}": Node(3, n, ("58 KiB of tiles of a step,", "and its flag, in L2")) for n in (0, 1)}
 )
 STREAM_MAKES_EDGES = (
-    Edge("PREPARE 0", "PREPARE 1", pipelines="begun"),
+    Edge("PREPARE 0", "ROWS 1", pipelines="begun"),
     *[edge for n in (0, 1) for edge in (
+        Edge(f"ROWS {n}", f"PREPARE {n}", pipelines="rows"),
+        Edge(f"PREPARE {n}", f"ROWS {n}", "barrier: {READ}"),
         Edge(f"PREPARE {n}", f"INVERSE {n}", "barriers: {WHOLE_GROUP_INVERSE}, {JOINED}"),
         Edge(f"INVERSE {n}", f"PREPARE {n}", pipelines="solved"),
         Edge(f"INVERSE {n}", f"PREPARE {n}", pipelines="taken"),
@@ -320,7 +324,7 @@ SM90 = [
         "sm90_stream_makes", "stream", MAKER, None, "", nodes=STREAM_MAKES, edges=STREAM_MAKES_EDGES,
         inner={"group 0": sm90_stream.group, "group 1": sm90_stream.group, "tiles": sm90.tile(128)},
         frames={"a CTA that makes tiles": tuple(name for name in STREAM_MAKES if "memory" not in name)},
-        registers={"PREPARE": 96, "INVERSE": 96},
+        registers={"ROWS": 96, "PREPARE": 96, "INVERSE": 96},
     ),
     Kernel(
         "sm90_stream_walks", "stream", WALKER, None, "", nodes=STREAM_WALKS, edges=STREAM_WALKS_EDGES,

@@ -184,14 +184,12 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "stream", "race-write-read", "            cute.arch.cp_async_bulk_wait_group(0)\n", "", 2
     ),
     "the next step is made before the copy has read this one": (
-        "stream", "race-read-write", "cute.arch.mbarrier_wait(field_at(work.base, self.struct.taken), turn & 1 ^ 1)",
-        "pass", 2
+        "stream", "race-read-write", "        if half == 0:\n            cute.arch.mbarrier_wait(field_at(work.base, ",
+        "        if half == 2:\n            cute.arch.mbarrier_wait(field_at(work.base, ", 2
     ),
-    "pairs of the next chunk come before INVERSE has read those of this one": (
-        "stream", "race-read-write",
-        "cute.arch.mbarrier_wait(field_at(work.base, self.struct.solved), before & 1 ^ 1)\n"
-        "        if",
-        "if", 2
+    "pairs of the second chunk come before INVERSE has read those of the first one": (
+        "stream", "race-read-write", "        if half > 0:\n            cute.arch.mbarrier_wait(field_at(work.base, ",
+        "        if half > 1:\n            cute.arch.mbarrier_wait(field_at(work.base, ", 2
     ),
     "chunks are joined before their inverses are there": (
         "stream", "race-write-read",
@@ -207,9 +205,29 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "            JOINED.sync(group)\n            self.steps.complete(a, a + self.tile.bytes)\n",
         "            self.steps.complete(a, a + self.tile.bytes)\n            JOINED.sync(group)\n"
     ),
-    "rows of a second chunk are requested to where the first one has its own": (
-        "stream", "race-write-write", "self.request(x, self.of_half(work, 1), item, 1)",
-        "self.request(x, work, item, 1)"
+    "rows of a second chunk are brought to where the first one has its own": (
+        "stream", "race-write-write", "to, rows = self.of_half(work, half), cutlass", "to, rows = work, cutlass"
+    ),
+    "rows of a second chunk are brought before the step has left its tiles": (
+        "stream", "race-read-write", "                if half > 0:\n", "                if half > 1:\n", 2
+    ),
+    "rows are read before they are there": (
+        "stream", "race-write-read", "cute.arch.mbarrier_wait(field_at(work.base, self.struct.rows) + half, turn & 1)",
+        "pass", 2
+    ),
+    "rows are said to be there before they are copied": (
+        "stream", "race-write-read", "                arrive_when_copied(there)\n",
+        "                cute.arch.mbarrier_arrive(there)\n", 2
+    ),
+    "rows of the next step are brought before products have read those of this one": (
+        "stream", "race-read-write", "            READ.sync(group)\n", "", 2
+    ),
+    "a lane says that b is there before the others have stored it": (
+        "stream", "race-lanes", "arrive_when_copied(there)\n                cute.arch.sync_warp()\n",
+        "arrive_when_copied(there)\n", 2
+    ),
+    "b is never there": (
+        "stream", "uninitialised", "to.b[lane] = beta_from(beta, self.c.prepare.beta, rows, lane)", "pass"
     ),
     "the step leaves before it is whole": ("stream", "race-write-read", "            JOINED.sync(group)\n", ""),
     "a stage is overwritten before CHAIN has read it": (

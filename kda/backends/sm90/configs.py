@@ -603,7 +603,7 @@ class StreamConfig(KernelConfig):
     registers = (240, 56)                    # registers of CHAIN, and of the other warps of its CTA
     group_pipelines = (                      # in a CTA that makes tiles
         Pipeline("solved", of_a_lane("INVERSE"), "PREPARE", "TB is there; it needs A_kk and b no more", each="group"),
-        Pipeline("taken", of_a_lane("INVERSE"), "PREPARE", "the copy to memory has read the tiles", each="group"),
+        Pipeline("taken", of_a_lane("INVERSE"), "PREPARE, ROWS", "the copy to memory has read the tiles", each="group"),
         Pipeline("begun", of_a_lane("PREPARE 0"), "ROWS", "of the second group: it has made a chunk", each="group"),
         Pipeline("rows", (
             Arrivals(LANES_OF_A_WARP, "ROWS", "each lane with its pieces of q, k and g"),

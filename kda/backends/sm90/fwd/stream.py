@@ -7,6 +7,7 @@ nobody, so CTAs that walk always find what they wait for, on any number of SMs.
 
   CTA           warps     role     does
   makes tiles   0, 1      INVERSE  one for each group: the inverses of both chunks, and the step's way to memory
+                2, 3      ROWS     the same: b of each chunk, and its rows of q, k and g to shared memory
                 4-11      PREPARE  every so many-th step: one chunk after the other, and what joins them
                 12-19     PREPARE  the same
   walks         0-3       CHAIN    all products of the state
@@ -14,35 +15,40 @@ nobody, so CTAs that walk always find what they wait for, on any number of SMs.
                 5         VALUES   rows of v, in pieces of 16 bytes
                 6         STORE    rows of o
 
-While INVERSE has the second chunk, its group joins what does not need that inverse, and requests the next step's first
-rows, to X and Y.  A second chunk's rows are requested to where its tile will be, when the step before has left it.
+While INVERSE has the second chunk, its group joins what does not need that inverse.  ROWS brings the next step's first
+rows to X and Y when the products have read them, and a second chunk's rows to where its tile will be, when the step
+before has left it.
 
 Steps are made in the order of their numbers in walks, of all walks in turn; first groups make earlier ones than second
-groups, which begin when the first group of their CTA has made a chunk: so first steps are there sooner.
+groups, whose rows are brought when the first group of their CTA has made a chunk: so first steps are there sooner.
 
-  pipeline, barrier    arrivals                         waits           says
+  pipeline, barrier      arrivals                         waits           says
   a CTA that makes tiles:
-  solved, each group   1 of INVERSE, a lane             PREPARE         TB is there; it needs A_kk and b no more
-  taken, each group    1 of INVERSE, a lane             PREPARE         the copy to memory has read the tiles
-  begun, each group    1 of PREPARE 0, a lane           PREPARE 1       it has made a chunk
-  GROUP                256, of each group               PREPARE         as at prepare's sync_threads; dt_bias is there;
-                                                                        operands of pairs were read
-  WHOLE_GROUP_INVERSE  288, of each group               PREPARE,        all but TB is there, for INVERSE
-                                                        INVERSE
-  SCALED               288, of each group               PREPARE,        kE and qg of both chunks of the step are there
-                                                        INVERSE
-  JOINED               288, of each group               PREPARE,        the step's tiles are there, all but lam_a lam_b,
-                                                        INVERSE         and zeros for TB_b
-  GROUP_PRODUCT        192, of each group               warps 0 to 3,   in blocks of 8 rows: Y was read, where 6 and 7
-                                                        6 and 7 of      write
-                                                        PREPARE
+  solved, each group     1 of INVERSE, a lane             PREPARE         TB is there; it needs A_kk and b no more
+  taken, each group      1 of INVERSE, a lane             PREPARE, ROWS   the copy to memory has read the tiles
+  begun, each group      1 of PREPARE 0, a lane           ROWS            of the second group: it has made a chunk
+  rows, 2 of each group  32 of ROWS, each lane with its   PREPARE         rows and b of a chunk of the step are there
+                         pieces of q, k and g; 1 of
+                         ROWS, a lane, when b is there
+  GROUP                  256, of each group               PREPARE         as at prepare's sync_threads; dt_bias is
+                                                                          there; operands of pairs were read
+  WHOLE_GROUP_INVERSE    288, of each group               PREPARE,        all but TB is there, for INVERSE
+                                                          INVERSE
+  READ                   288, of each group               PREPARE, ROWS   operands of pairs of the whole step were read
+  SCALED                 288, of each group               PREPARE,        kE and qg of both chunks of the step are there
+                                                          INVERSE
+  JOINED                 288, of each group               PREPARE,        the step's tiles are there, all but lam_a
+                                                          INVERSE         lam_b, and zeros for TB_b
+  GROUP_PRODUCT          192, of each group               warps 0 to 3,   in blocks of 8 rows: Y was read, where 6 and 7
+                                                          6 and 7 of      write
+                                                          PREPARE
   a CTA that walks:
-  full, each stage     1 of LOAD with the bytes of the  CHAIN           tiles and v are there
-                       copies; 32 of VALUES, each lane
-                       with its pieces of v
-  read, each stage     4 of CHAIN, a lane of each warp  LOAD, VALUES    both were read
-  written, each o      4 of CHAIN, a lane of each warp  STORE           o is in shared memory
-  taken, each o        1 of STORE, a lane               CHAIN           it was read
+  full, each stage       1 of LOAD with the bytes of the  CHAIN           tiles and v are there
+                         copies; 32 of VALUES, each lane
+                         with its pieces of v
+  read, each stage       4 of CHAIN, a lane of each warp  LOAD, VALUES    both were read
+  written, each o        4 of CHAIN, a lane of each warp  STORE           o is in shared memory
+  taken, each o          1 of STORE, a lane               CHAIN           it was read
 
 A flag in memory, `ready`, says that the tiles of a step are there: INVERSE sets it.
 
