@@ -268,10 +268,10 @@ WALKER = Part(
     sm90_stream.walker_pipelines,
 )
 STREAM_MAKES = (
-    {f"ROWS {n}": Node(0, n, ("b, rows of q, k and g", "to shared memory")) for n in (0, 1)}
-    | {f"PREPARE {n}": Node(1, n, ("two chunks, one after the", "other, and what joins them")) for n in (0, 1)}
-    | {f"INVERSE {n}": Node(2, n, ("inverses of both chunks,", "the step's copy, its flag")) for n in (0, 1)}
-    | {f"memory: {n}": Node(3, n, ("58 KiB of tiles of a step,", "and its flag, in L2")) for n in (0, 1)}
+    {f"ROWS {n}": Node(n, n, ("b, rows of q, k and g", "to shared memory")) for n in (0, 1)}
+    | {f"PREPARE {n}": Node(1, 2 * n, ("two chunks, one after the", "other, and what joins them")) for n in (0, 1)}
+    | {f"INVERSE {n}": Node(2, 2 * n, ("inverses of both chunks,", "the step's copy, its flag")) for n in (0, 1)}
+    | {f"memory: {n}": Node(3, 2 * n, ("58 KiB of tiles of a step,", "and its flag, in L2")) for n in (0, 1)}
 )
 STREAM_MAKES_EDGES = (
     Edge("PREPARE 0", "ROWS 1", pipelines="begun"),

@@ -385,7 +385,7 @@ CHOSEN = {
     "T=8192 H=64 N=64 packed": (2, True), "T=8192 H=32 N=32 packed": (2, True), "T=2048 H=96 N=32 packed": (2, True),
     "T=8192 H=28": (4, False), "T=8192 H=32": (4, True), "T=8192 H=40": (4, True), "T=4096 H=24": (4, False),
     "T=1024 H=32": (4, True), "T=8192 H=4 N=8 packed": (4, True), "T=8192 H=44": (2, False), "T=8192 H=48": (2, False),
-    "T=1024 H=8": TWO, "T=2048 H=16": ("stream", 1, 86), "T=8192 H=1 N=32 packed": (2, False),
+    "T=1024 H=8": TWO, "T=2048 H=16": ("stream", 1, 100), "T=8192 H=1 N=32 packed": (2, False),
     "softplus T=8192 H=64": (2, False), "softplus T=8192 H=96": (2, True), "softplus T=1024 H=64": (2, False),
     "softplus T=8192 H=64 N=8 packed": (2, True), "softplus T=8192 H=64 N=64 packed": (2, True),
     "softplus T=8192 H=32": (4, True), "softplus T=8192 H=24": (4, False), "softplus T=8192 H=40": (4, True),
@@ -396,10 +396,10 @@ CHOSEN = {
     "softplus V=64 T=8192 H=64": (2, False), "softplus V=64 T=8192 H=128": (1, True),
     "K=64 V=64 T=8192 H=64": (2, False), "K=64 V=64 T=8192 H=24": TWO, "K=64 V=64 T=8192 H=64 N=8 packed": (1, True),
     "softplus K=64 V=64 T=8192 H=64": TWO, "K=64 T=8192 H=64": (2, False), "K=64 T=8192 H=32": (4, True),
-    "K=64 T=8192 H=16": TWO, "T=8192 H=16": ("stream", 1, 86), "T=4096 H=12": ("stream", 1, 64),
-    "T=8192 H=20": ("stream", 1, 92), "T=8192 H=24": ("stream", 1, 84), "T=8192 H=16 V=64": ("stream", 1, 86),
-    "T=2048 H=8": ("stream", 1, 43), "T=8192 H=8": ("stream", 2, 84), "T=8192 H=4": ("stream", 4, 76),
-    "T=32768 H=2": ("stream", 7, 75), "T=32768 H=8 V=64": ("stream", 2, 86), "T=512 H=16": TWO, "T=32768 H=12": TWO,
+    "K=64 T=8192 H=16": TWO, "T=8192 H=16": ("stream", 1, 100), "T=4096 H=12": ("stream", 1, 80),
+    "T=8192 H=20": ("stream", 1, 92), "T=8192 H=24": ("stream", 1, 84), "T=8192 H=16 V=64": ("stream", 1, 107),
+    "T=2048 H=8": ("stream", 1, 54), "T=8192 H=8": ("stream", 2, 84), "T=8192 H=4": ("stream", 3, 80),
+    "T=32768 H=2": ("stream", 6, 80), "T=32768 H=8 V=64": ("stream", 2, 100), "T=512 H=16": TWO, "T=32768 H=12": ("stream", 1, 80),
     "T=8192 H=4 N=4 packed": (4, False),
 }
 CHOSEN_TO_KEEP = {                           # CTAs of a cluster, clusters that share walks; measured but for 44 heads
