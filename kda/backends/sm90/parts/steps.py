@@ -265,7 +265,8 @@ class StepState(State):
     def issue_block(self, acc, operand, rows, block: int, fenced: bool):
         mma, b = register_mma(2 * C, OperandMajorMode.K), wide_view(rows, 2 * C, self.c.K)
         multiply(mma, acc, operand, b, block > 0, fenced, (block,))
-        warpgroup.commit_group()                                               # as ptxas has it in any case
+        # redundant: behind blocks that nothing waits for before the next one; ptxas has each as a group in any case
+        warpgroup.commit_group()
 
     def issue_S(self, S, X, step, chunk: int):
         """One of the two chunks' parts of it, in no group yet."""
