@@ -53,7 +53,7 @@ def test_packed_and_grouped_heads_are_timed():
     result = run("--lengths", "3,0,66", "--heads", "1", "--value-heads", "2", "-K", "8", "-V", "4", "--repeats", "1")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    row = lines.index("[3,0,66] H=1 HV=2 K=8 V=4 bf16")
+    row = lines.index("[3,0,66] H=1 HV=2 K=8 V=4 bf16, bounded gate")
     assert [line.split()[:2] for line in lines[row + 1 : row + 5]] == [
         ["forward", "fast"], ["backward", "fast"], ["forward", "slow"], ["backward", "slow"]
     ]
@@ -63,7 +63,7 @@ def test_a_gpu_has_a_floor_and_a_clock():
     line = dataclasses.replace(LINE, bytes=4_000_000_000, floor=1e-3, median=2e-3, p20=2e-3, p80=2e-3)
     assert report.header(H200).startswith("NVIDIA H200  1980 of 1980 MHz  driver 580.95  copies 4.00 TB/s")
     head, shape, row = (text.split() for text in report.timing_lines(Screen(), [line], True))
-    assert shape == LINE.problem.split()
+    assert shape == f"{LINE.problem}, bounded gate".split()
     assert row[-4:] == ["2.000-2.000", "5e-09", "2e+03", "2.0"] and head[-2:] == ["x", "floor"]
     assert not list(report.remarks(H200, [line]))
 
@@ -251,21 +251,19 @@ def test_results_of_timed_launches_are_judged_unless_equal_ones_were():
 
 @pytest.mark.parametrize(("stored", "wider"), [({}, True), (doors.ROUNDS_EVERY_OPERAND, False)], ids=["fine", "coarse"])
 def test_errors_of_the_reference_count_beside_those_of_a_backend_that_is_about_as_exact(monkeypatch, stored, wider):
-    small = cases.make_inputs([90], H=2, K=16, V=16, dtype="bfloat16")
+    spec = cases.Spec(T=90, H=2, K=16, V=16, dtype="bfloat16")
     door, reference = doors.Door("triton", "cpu"), doors.Door("reference", "cpu")
     roundings = {door: Rounding(torch.float32, stored), reference: Rounding(torch.float32)}
     monkeypatch.setattr(doors.Door, "rounding", lambda self, case: roundings[self])
-    rooms, alone = timing.rooms_of(door, reference, small, torch.float32, True), budgets(small, roundings[door])
+    rooms = timing.rooms_of.__wrapped__(door, spec, torch.float32, True)
+    alone = budgets(cases.make(spec), roundings[door])
     assert all((rooms[name].norm > alone[name].norm) is wider for name in alone)
 
 
-def test_a_sample_of_a_case_has_the_results_of_the_whole():
-    case = cases.make_inputs([0, 90, 20], H=6, HV=12, K=8, V=8, dtype="float64")
-    door, small = doors.Door("reference", "cpu"), timing.sample(case)
-    whole, part = door.call(case, False), door.call(small, False)
-    assert part["o"].shape == (1, 90, 8, 8)
-    torch.testing.assert_close(part["o"][0], whole["o"][0, :90, :8])
-    torch.testing.assert_close(part["ht"], whole["ht"][1:2, :8])
+def test_a_sample_is_a_small_case_of_the_same_kind():
+    packed = cases.Spec(lengths=(0, 900, 20), H=6, HV=12, gate="softplus", regime="fast", padding=9)
+    assert timing.sample(packed) == cases.Spec(T=512, H=4, HV=8, gate="softplus", regime="fast")
+    assert timing.sample(cases.Spec(B=3, T=90, H=2)) == cases.Spec(T=90, H=2, HV=2)
 
 
 # stages
