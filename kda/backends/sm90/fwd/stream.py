@@ -234,7 +234,8 @@ class StreamMaker:
                             cute.arch.mbarrier_arrive(begun)
                     before += 1
                 else:
-                    self.wait_for_rows(work, half, turn)                       # ROWS has the step before behind it
+                    # redundant: its acquire, not the wait, behind which ROWS has the step before
+                    self.wait_for_rows(work, half, turn)
                     self.steps.clear(tile=b)
                     cute.arch.mbarrier_wait(solved, before & 1 ^ 1)
             READ.arrive(group)
@@ -277,10 +278,10 @@ class StreamMaker:
         work = self.work_of(shared, group)
         every, turn, lane = self.all_steps(x), Int32(0), cute.arch.lane_idx()
         if group > 0 and self.find(x, every, self.first(x, 0)).tokens > 0:
-            # redundant: it orders nothing; without it, first steps come later
             cute.arch.mbarrier_wait(field_at(shared, self.struct.begun), 0)
         item = self.find(x, every, self.first(x, group))
         while item.tokens > 0:
+            # redundant: the wait for the first group, which orders nothing; without it, first steps come later
             for half in cutlass.range(2, unroll=1):
                 if half > 0:
                     cute.arch.mbarrier_wait(field_at(work.base, self.struct.taken), turn & 1 ^ 1)
