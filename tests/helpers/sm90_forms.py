@@ -399,8 +399,8 @@ CHOSEN = {
     "K=64 T=8192 H=16": TWO, "T=8192 H=16": ("stream", 1, 100), "T=4096 H=12": ("stream", 1, 80),
     "T=8192 H=20": ("stream", 1, 92), "T=8192 H=24": ("stream", 1, 84), "T=8192 H=16 V=64": ("stream", 1, 107),
     "T=2048 H=8": ("stream", 1, 54), "T=8192 H=8": ("stream", 2, 84), "T=8192 H=4": ("stream", 3, 80),
-    "T=32768 H=2": ("stream", 6, 80), "T=32768 H=8 V=64": ("stream", 2, 100), "T=512 H=16": TWO, "T=32768 H=12": ("stream", 1, 80),
-    "T=8192 H=4 N=4 packed": (4, False),
+    "T=32768 H=2": ("stream", 6, 80), "T=32768 H=8 V=64": ("stream", 2, 100), "T=512 H=16": TWO,
+    "T=32768 H=12": ("stream", 1, 80), "T=8192 H=4 N=4 packed": (4, False),
 }
 CHOSEN_TO_KEEP = {                           # CTAs of a cluster, clusters that share walks; measured but for 44 heads
     "T=8192 H=64": (2, 0), "T=8192 H=96": (2, 66), "T=8192 H=32": (4, 30), "T=8192 H=24": (4, 0),
