@@ -20,6 +20,7 @@ from .pages import table_row, with_figures, with_rows
 README, PICTURES = common.ROOT / "README.md", common.ROOT / "docs" / "pictures"
 GATES = "| gate | forward, 64 heads | forward, 32 heads | step, 64 heads | step, 32 heads |"
 GAINS = "| training | gate | on | FLA | kda | gain |"
+SHOWN = "with a bounded gate forward # ms, training step # to # ms"
 EAGER = ("a step takes # ms from a graph and # without one with 64 heads of 8,192 tokens, # and # with 16 heads, # and "
          "# with 64 heads of 1,024")
 MODELS = {"bounded": "Kimi-K3", "softplus": "Kimi-Linear"}     # whose gates they are
@@ -37,7 +38,7 @@ class Bar(NamedTuple):
     slow: float                              # for gates that remember; the longer number is drawn whole
     fast: float                              # for gates that forget
     ours: bool = False
-    graph: float | None = None               # from a graph; slow and fast are eager where that was timed, too
+    words: str = "{:.2f} fast gates, {:.2f} slow"                              # said if they differ
 
 
 class Gain(NamedTuple):
@@ -78,12 +79,11 @@ def peers(direction: str, gate: str, key: str | None = None) -> list[Bar]:
 
 
 def ours(direction: str, gate: str, keeps: bool, side: str = "kda") -> Bar | None:
-    pairs = [times.pair(CARD, SHAPE, gate, regime, direction, keeps, side) for regime in ("slow", "fast")]
-    slow, fast = pairs[0] or pairs[1], pairs[1] or pairs[0]
+    both = [times.found(CARD, SHAPE, gate, regime, direction, keeps, side) for regime in ("slow", "fast")]
+    slow, fast = both[0] or both[1], both[1] or both[0]
     if slow is None or fast is None:
         return None
-    name = KEEPS[keeps].replace("kda", side)
-    return Bar(name, slow.time, fast.time, side == "kda", slow.graph)
+    return Bar(KEEPS[keeps].replace("kda", side), slow.ms, fast.ms, side == "kda")
 
 
 def bars_of(direction: str, gate: str) -> list[Bar]:
@@ -94,8 +94,8 @@ def bars_of(direction: str, gate: str) -> list[Bar]:
 
 
 def memory() -> list[Bar]:
-    sizes = [(KEEPS[keeps], times.pair(CARD, SHAPE, "bounded", "slow", "step", keeps)) for keeps in (False, True)]
-    mine = [Bar(name, pair.GiB, pair.GiB, True) for name, pair in sizes if pair and pair.GiB]
+    steps = [(KEEPS[keeps], times.found(CARD, SHAPE, "bounded", "slow", "step", keeps)) for keeps in (False, True)]
+    mine = [Bar(name, timed.GiB, timed.GiB, True) for name, timed in steps if timed and timed.GiB]
     return [*peers("step", "bounded", "GiB"), *mine]
 
 
@@ -119,22 +119,33 @@ def gains() -> list[Gain]:
 
 def gates() -> list[str]:
     """Milliseconds on an H100 with each gate: forward and step, at 64 heads and at 32."""
-    steps = {row["shape"]: row for row in times.document("h100-sm90-step")["rows"] if row["regime"] == "slow"}
-    forwards = {(row["shape"], row["gate"]): row["forward"] for row in times.document("h100-gates")["rows"]}
     rows = []
-    for gate in dict.fromkeys(gate for _, gate in forwards):
-        suffix = "" if gate == "bounded" else f" {gate}"
-        cells = [f"{forwards[shape, gate]:.3f}" for shape in ("h64-8k", "h32-8k")]
-        cells += [f"{steps[shape + suffix]['kept graph']:.2f}" for shape in ("h64-8k", "h32-8k")]
+    for gate in times.gates_of("h100"):
+        cells = [
+            f"{timed.ms:.{digits}f}" if timed else "-" for direction, digits in (("forward", 3), ("step", 2))
+            for timed in (times.found("h100", shape, gate, "slow", direction, direction == "step")
+                          for shape in ("h64-8k", "h32-8k"))
+        ]
         rows.append(table_row(f"{gate}, as in {MODELS[gate]}", *cells))
     return rows
 
 
-def eager() -> list[str]:
-    """The figures of EAGER: saved steps on an H100."""
+def steps_with_the_host() -> dict[str, tuple[float, float]]:
+    """Return saved steps on an H100, by shape: from a graph, and with the host's time."""
     rows = {row["shape"]: row for row in times.document("h100-eager")["rows"] if row.get("keeps")}
     shapes = ("B=1 T=8192 H=64", "B=1 T=8192 H=16", "B=1 T=1024 H=64")
-    return [f"{rows[shape][way]:.2f}" for shape in shapes for way in ("graph", "eager")]
+    return {shape: (rows[shape]["graph"], rows[shape]["eager"]) for shape in shapes}
+
+
+def eager() -> list[str]:
+    """Return the figures of EAGER."""
+    return [f"{x:.2f}" for pair in steps_with_the_host().values() for x in pair]
+
+
+def shown() -> list[str]:
+    """Return the figures of SHOWN, what the picture says of kda."""
+    again, kept = bars_of("step", "bounded")[-2:]
+    return [f"{max(bar.slow, bar.fast):.2f}" for bar in (bars_of("forward", "bounded")[-1], kept, again)]
 
 
 def panels() -> Iterator[tuple[str, list[Bar]]]:
@@ -144,6 +155,10 @@ def panels() -> Iterator[tuple[str, list[Bar]]]:
             if bars := bars_of(direction, gate):
                 yield f"{words}, ms, {gate} gate", bars
     yield "peak memory of a step, GiB, bounded gate", memory()
+    gate, words = times.document("h100-eager")["gate"], "{:.2f} graph, {:.2f} eager"
+    yield f"saved step, ms, {gate} gate, an H100 with a slow host", [
+        Bar(shape, outside, graph, True, words) for shape, (graph, outside) in steps_with_the_host().items()
+    ]
     yield "gain of training over FLA, times as fast", [
         Bar(f"{gain.what.replace('`', '')}, {gain.gate}, {gain.card}", gain.times, gain.times, True) for gain in gains()
     ]
@@ -152,11 +167,7 @@ def panels() -> Iterator[tuple[str, list[Bar]]]:
 def words_of(bar: Bar) -> str:
     """Return what stands beside a bar."""
     most, least = max(bar.slow, bar.fast), min(bar.slow, bar.fast)
-    if most > 1.03 * least:
-        return f"{least:.2f} fast gates, {most:.2f} slow"
-    if bar.graph is None:
-        return f"{most:.2f}"
-    return f"{most:.2f} from a graph" if bar.graph == bar.slow else f"{most:.2f}, {bar.graph:.2f} from a graph"
+    return bar.words.format(least, most) if most > 1.03 * least else f"{most:.2f}"
 
 
 def draw(theme: dict[str, str], file: Path) -> None:
@@ -193,9 +204,9 @@ def draw(theme: dict[str, str], file: Path) -> None:
 
 
 def readme(text: str) -> str:
-    """Return README with its tables of figures, and what is said of eager steps."""
+    """Return README with its tables of figures, and what is said of the picture and of eager steps."""
     text = with_rows(with_rows(text, GATES, gates()), GAINS, [gain.row for gain in gains()])
-    return with_figures(text, EAGER, eager())
+    return with_figures(with_figures(text, EAGER, eager()), SHOWN, shown())
 
 
 def texts() -> dict[Path, str]:

@@ -98,7 +98,9 @@ def in_torch(mlp: Any, x: torch.Tensor, **_: Any) -> torch.Tensor:
 
 
 def model_with_kda(s: Settings) -> nn.Module:
-    importlib.import_module("kda.fla")       # the one line
+    registered = importlib.import_module("kda.fla")                            # the one line
+    if (order := registered.asked()["chunk_kda"])[:1] != ["kda"]:
+        raise RuntimeError(f"FLA asks {', '.join(order) or 'no backend'} for chunk_kda, not kda first")
     return model_of_fla(s)
 
 
@@ -156,16 +158,11 @@ def train(side: str, s: Settings, clock: Callable[[], float] = time.perf_counter
     from kda.notices import KdaNotice
 
     on_gpu = s.device.startswith("cuda")
-    text = text_of(s.text)
-    model = MODELS[side](s).to(s.device).train()
-    decayed, others = ([p for p in model.parameters() if (p.dim() > 1) == matrix] for matrix in (True, False))
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=s.lr, betas=(0.9, 0.95))
-    losses, seconds = [], []
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
+    text, losses, seconds = text_of(s.text), [], []
     with warnings.catch_warnings():
         warnings.simplefilter("error", KdaNotice)                              # FLA would run the call instead
+        model = MODELS[side](s).to(s.device).train()
+        optimizer = optimizer_of(model, s)
         for step in range(1, s.steps + 1):
             tokens = batch_of(text, step, s).to(s.device)
             begun = now(on_gpu, clock)
@@ -186,6 +183,13 @@ def train(side: str, s: Settings, clock: Callable[[], float] = time.perf_counter
         "text": {"bytes": len(text), "sha256": hashlib.sha256(text.numpy().tobytes()).hexdigest()},
     }
     return row | ({"GiB": torch.cuda.max_memory_allocated() / 2**30} if on_gpu else {})
+
+
+def optimizer_of(model: nn.Module, s: Settings) -> torch.optim.Optimizer:
+    """Return AdamW, with weight decay for matrices alone."""
+    decayed, others = ([p for p in model.parameters() if (p.dim() > 1) == matrix] for matrix in (True, False))
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=s.lr, betas=(0.9, 0.95))
 
 
 def now(on_gpu: bool, clock: Callable[[], float]) -> float:

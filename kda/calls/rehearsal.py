@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,13 +25,16 @@ from kda.routing.dispatch import (
     route,
     weigh_route,
 )
-from kda.tools.verify.ran import RanKernels, ran_of
 from ptxkit.compile.target import TARGETS, Target, parse
 
 from .api import bind_a_part, fused_recurrent_kda, fused_recurrent_kda_fwd, parallel, refuse_keywords
 from .arguments import by_name, operate, prepare, saves_states
 from .autograd import outlines_of
-from .planned import Planned, planned_of
+
+if TYPE_CHECKING:
+    from kda.tools.verify.ran import RanKernels
+
+    from .planned import Planned
 
 Tensor = torch.Tensor
 
@@ -120,6 +123,10 @@ def explain_problem(problem: Problem, requested: str, target: Target | None) -> 
 def _explained(
     found: Route, training: bool, offsets: str | None, notes: list[str], target: Target | None
 ) -> Explanation:
+    from kda.tools.verify.ran import ran_of
+
+    from .planned import planned_of
+
     choices = [choice.named_here() for choice in found.choices]
     planned = () if found.refused else planned_of(found, training, offsets)
     of_backends = {each.backend: [r for other in planned if other.backend == each.backend for r in other.recipes]

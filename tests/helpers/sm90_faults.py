@@ -216,15 +216,15 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "pass", 2
     ),
     "rows are said to be there before they are copied": (
-        "stream", "race-write-read", "                arrive_when_copied(there)\n",
-        "                cute.arch.mbarrier_arrive(there)\n", 2
+        "stream", "race-write-read", "                arrive_when_copied(arrival)\n",
+        "                cute.arch.mbarrier_arrive(arrival)\n", 2
     ),
     "rows of the next step are brought before products have read those of this one": (
         "stream", "race-read-write", "            READ.sync(group)\n", "", 2
     ),
     "a lane says that b is there before the others have stored it": (
-        "stream", "race-lanes", "arrive_when_copied(there)\n                cute.arch.sync_warp()\n",
-        "arrive_when_copied(there)\n", 2
+        "stream", "race-lanes", "arrive_when_copied(arrival)\n                cute.arch.sync_warp()\n",
+        "arrive_when_copied(arrival)\n", 2
     ),
     "b is never there": (
         "stream", "uninitialised", "to.b[lane] = beta_from(beta, self.c.prepare.beta, rows, lane)", "pass"

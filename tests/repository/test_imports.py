@@ -70,6 +70,7 @@ ARROWS = {
     "engines": {"calls.api", "errors", "model.host", "model.problem", "nn", "notices", "routing.dispatch"},
     "fla": {"calls.api", "calls.rehearsal", "errors", "notices"},
     "hf": {"calls.api", "errors", "nn", "notices"},
+    "hub": {"calls.api", "hf"},
     "__init__": {"building", "calls.api", "calls.decode", "calls.rehearsal", "errors", "hf", "model.bundles",
                  "model.problem", "nn", "parallel", "routing.dispatch", "simulator"},
     "tools.verify": {"__init__", "backends", "calls.ahead", "compile", "errors", "model.bundles", "model.force",

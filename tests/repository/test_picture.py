@@ -12,11 +12,12 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_the_readme_says_what_the_picture_shows():
-    forward = picture.bars_of("forward", "bounded")[-1]
-    again, kept = picture.bars_of("step", "bounded")[-2:]
-    longest = [max(bar.slow, bar.fast) for bar in (forward, kept, again)]
-    said = "with a bounded gate forward {:.2f} ms, training step {:.2f} to {:.2f} ms".format(*longest)
-    assert said in (ROOT / "README.md").read_text()
+    readme, drawn = (ROOT / "README.md").read_text(), (picture.PICTURES / "h200-light.svg").read_text()
+    said = picture.SHOWN
+    for figure in picture.shown():
+        said = said.replace("#", figure, 1)
+        assert f"<!--   {figure} -->" in drawn or f"<!--   {figure} fast" in drawn
+    assert said in readme
 
 
 def test_every_panel_of_times_names_its_gate_and_the_readme_that_of_the_others():
@@ -71,52 +72,55 @@ def test_the_front_page_names_the_cards_of_the_ledger():
 def results(monkeypatch, tmp_path):
     """Return a function that writes a file as `kda bench --save` does; `times` reads these alone."""
     monkeypatch.setattr(times.common, "RESULTS", tmp_path)
-    for cached in (times.document, times.on_record):
-        cached.cache_clear()
 
-    def write(name, rows, graph, keeps=False, commit="c0ffee"):
+    def write(name, rows, graph=True, keeps=False):
         rows = [
             {"problem": f"B=1 T=8192 H=64 K=V=128 bf16{gate}", "regime": regime, "direction": way, "backend": "sm90",
              "median": ms / 1e3, "memory_with_inputs": 2**31,
              "baseline": fla and {"backend": "fla", "median": fla / 1e3}} for gate, regime, way, ms, fla in rows
         ]
-        settings = {"graph": graph, "disable_recompute": keeps}
-        document = {"command": "bench", "settings": settings, "host": {"commit": commit}, "rows": rows}
+        document = {"command": "bench", "settings": {"graph": graph, "disable_recompute": keeps}, "rows": rows}
         (tmp_path / f"h200-sm90-{name}.json").write_text(json.dumps(document))
+        forget()
 
+    def forget():
+        for cached in (times.document, times.on_record):
+            cached.cache_clear()
+
+    forget()
     yield write
-    for cached in (times.document, times.on_record):
-        cached.cache_clear()
+    forget()
 
 
 def test_a_file_with_another_gate_gets_a_panel_of_its_own(results):
-    results("forward", [("", "slow", "forward", 0.3, None)], True)
+    results("forward", [("", "slow", "forward", 0.3, None)])
     assert times.gates_of("h200") == ["bounded"] and picture.bars_of("forward", "softplus") == []
-    times.on_record.cache_clear(), times.document.cache_clear()
-    results("forward-softplus", [(", softplus gate", "slow", "forward", 0.46, None)], True)
+    results("forward-softplus", [(", softplus gate", "slow", "forward", 0.46, None)])
     assert times.gates_of("h200") == ["bounded", "softplus"]
-    assert picture.bars_of("forward", "softplus") == [picture.Bar("kda", 0.46, 0.46, True, 0.46)]
+    assert picture.bars_of("forward", "softplus") == [picture.Bar("kda", 0.46, 0.46, True)]
 
 
-def test_an_eager_time_stands_beside_that_of_a_graph_if_both_are_of_the_same_code(results):
-    results("forward", [("", "slow", "forward", 0.3, None)], True)
-    results("eager", [("", "slow", "forward", 0.4, None)], False)
-    assert times.pair("h200", "h64-8k", "bounded", "slow", "forward") == times.Pair(0.3, 0.4, 2.0)
-    assert picture.words_of(picture.bars_of("forward", "bounded")[-1]) == "0.40, 0.30 from a graph"
-    results("eager", [("", "slow", "forward", 0.4, None)], False, commit="older")
-    times.on_record.cache_clear(), times.document.cache_clear()
-    assert times.pair("h200", "h64-8k", "bounded", "slow", "forward") == times.Pair(0.3, None, 2.0)
-    assert picture.words_of(picture.bars_of("forward", "bounded")[-1]) == "0.30 from a graph"
+def test_both_regimes_are_drawn_and_a_file_of_a_later_kind_changes_nothing(results):
+    results("kept", [("", "slow", "step", 1.2, None), ("", "fast", "step", 1.1, None)], keeps=True)
+    results("step", [("", "slow", "step", 1.6, None), ("", "fast", "step", 1.6, None)])
+    again, kept = picture.bars_of("step", "bounded")[-2:]
+    assert (again.slow, kept.slow, kept.fast) == (1.6, 1.2, 1.1)
+    assert picture.words_of(kept) == "1.10 fast gates, 1.20 slow" and picture.words_of(again) == "1.60"
+
+
+def test_only_times_from_graphs_are_drawn_as_kdas(results):
+    results("forward", [("", "slow", "forward", 0.4, None)], graph=False)
+    assert times.on_record("h200") == () and picture.bars_of("forward", "bounded") == []
 
 
 def test_fla_beside_kda_in_one_run_is_drawn_with_the_gate_of_that_run(results):
-    results("step-softplus", [(", softplus gate", "slow", "step", 2.0, 9.0)], True)
+    results("step-softplus", [(", softplus gate", "slow", "step", 2.0, 9.0)])
     assert [(bar.name, bar.slow, bar.ours) for bar in picture.bars_of("step", "softplus")] == [
         ("FLA", 9.0, False), ("kda", 2.0, True)
     ]
 
 
 def test_a_forward_that_saves_is_not_drawn_as_one_without_gradients(results):
-    results("kept", [("", "slow", "forward", 0.5, None), ("", "slow", "step", 1.2, None)], True, keeps=True)
-    assert times.pair("h200", "h64-8k", "bounded", "slow", "forward") is None
-    assert times.pair("h200", "h64-8k", "bounded", "slow", "step", keeps=True) == times.Pair(1.2, None, 2.0)
+    results("kept", [("", "slow", "forward", 0.5, None), ("", "slow", "step", 1.2, None)], keeps=True)
+    assert times.found("h200", "h64-8k", "bounded", "slow", "forward") is None
+    assert times.found("h200", "h64-8k", "bounded", "slow", "step", keeps=True)[-2:] == (1.2, 2.0)

@@ -37,7 +37,7 @@ from .shapes import BenchShape, bytes_moved, flops, walks_exactly
 Tensor = torch.Tensor
 Results = dict[str, Tensor]
 
-SAMPLE_TOKENS, SAMPLE_HEADS = 512, 4         # of the smaller case that shows how large errors are
+SAMPLE_TOKENS, SAMPLE_HEADS = 512, 4         # a smaller case shows how large errors are
 COARSE = 1000                                # a budget of so many ulps of the reference leaves its errors out
 
 

@@ -285,7 +285,7 @@ class StreamMaker:
             for half in cutlass.range(2, unroll=1):
                 if half > 0:
                     cute.arch.mbarrier_wait(field_at(work.base, self.struct.taken), turn & 1 ^ 1)
-                there = field_at(work.base, self.struct.rows) + half
+                arrival = field_at(work.base, self.struct.rows) + half
                 if item.tokens > half * C:
                     head_rows = self.chunk.gate.rows_of_head(x, item.begin + half * C, item.head, of_gate=False)
                     to, rows = self.of_half(work, half), cutlass.min(item.tokens - half * C, C)
@@ -293,10 +293,10 @@ class StreamMaker:
                     if cutlass.const_expr(self.staged):
                         bring_rows(self.c.prepare, head_rows, rows, x.H, x.HV, *to.raw)
                     to.b[lane] = beta_from(beta, self.c.prepare.beta, rows, lane)
-                arrive_when_copied(there)
+                arrive_when_copied(arrival)
                 cute.arch.sync_warp()
                 with cute.arch.elect_one():
-                    cute.arch.mbarrier_arrive(there)
+                    cute.arch.mbarrier_arrive(arrival)
             item, turn = self.find(x, every, item.number + x.makers * GROUPS), turn + 1
             READ.sync(group)
 

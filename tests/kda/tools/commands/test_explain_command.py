@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -114,7 +116,9 @@ def test_decoding_and_slots_are_explained_without_gradients(words):
     found, code = asked("--arch", "a100", words)
     (only,) = found["calls"]
     assert code == 0 and not only["gradients"] and only["forward"]["backend"] == "triton"
-    assert only["planned"][0]["kernels"]
+    (planned,) = only["planned"]
+    said = "all that calls with a pool can launch" if "packed" in words else "one of these"
+    assert planned["kernels"] and planned["form"] == said
 
 
 def test_a_backend_can_be_named_here_as_in_the_call(monkeypatch):
@@ -130,3 +134,16 @@ def test_nothing_is_allocated_or_built_for_an_answer(monkeypatch):
     assert code == 0 and found["calls"][1]["planned"][1]["direction"] == "backward"
     assert kda.explain(**explain.tensors_of(Problem(T=9), False), arch="b200").forward.problem.T == 9
     assert not torch.is_grad_enabled() or explain.tensors_of(Problem(T=9), True)["q"].requires_grad
+
+
+@pytest.mark.exhaustive
+def test_a_laptop_without_any_compiler_gets_the_same_answer():
+    code = """
+import sys
+sys.modules |= dict.fromkeys(("cutlass", "triton", "cuda"))                # importing one of them fails
+from kda.cli import main
+sys.argv = ["kda", "explain", "--json", "--arch", "h100", "kimi-linear T8192 disable_recompute"]
+main()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert json.loads(ran.stdout)["calls"] == asked("--arch", "h100", "kimi-linear T8192 disable_recompute")[0]["calls"]

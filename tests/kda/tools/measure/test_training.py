@@ -108,11 +108,15 @@ def test_the_rate_leaves_out_the_steps_that_build_and_warm_up(fla):
 
 
 def test_the_one_line_of_kda_comes_before_the_model_is_made(fla, monkeypatch):
-    called = []
-    monkeypatch.setattr(training.importlib, "import_module", called.append)
+    called, order = [], ["kda", "triton"]
+    registered = SimpleNamespace(asked=lambda: {"chunk_kda": order})
+    monkeypatch.setattr(training.importlib, "import_module", lambda name: called.append(name) or registered)
     monkeypatch.setattr(training, "model_of_fla", lambda s: called.append("model"))
     training.model_with_kda(fla)
     assert called == ["kda.fla", "model"]
+    order.reverse()
+    with pytest.raises(RuntimeError, match="FLA asks triton, kda for chunk_kda, not kda first"):
+        training.model_with_kda(fla)
 
 
 def test_a_call_that_fla_runs_in_place_of_kda_ends_the_side(fla, monkeypatch):

@@ -16,7 +16,7 @@ from kda.errors import NoBackendError
 from kda.model.host import Host
 from kda.routing.dispatch import weigh
 from kda.tools.commands.bench import CannotJudge, Percent, asked, report, timed
-from kda.tools.measure import clocks, timing
+from kda.tools.measure import clocks, decoding, timing
 from kda.tools.measure.clocks import CpuClock
 from kda.tools.measure.shapes import SHAPES, too_large
 from kda.tools.measure.timing import Machine
@@ -99,6 +99,15 @@ def test_decoding_is_right_before_it_is_timed():
     rows = json.loads(result.stdout)["rows"]
     assert result.exit_code == 0 and [row["states"] for row in rows] == ["float32", "bfloat16"]
     assert all(row["used"] <= 1 and row["median"] > 0 and row["bytes"] > 2 * 3 * 2 * 16 * 8 * 2 for row in rows)
+
+
+@pytest.mark.parametrize("gate", [None, "softplus", "given"])
+def test_decoding_has_the_gate_that_was_asked_for_and_names_it(gate, monkeypatch):
+    gates, make = [], decoding.make_step
+    monkeypatch.setattr(decoding, "make_step", lambda *a, **given: gates.append(given["gate"]) or make(*a, **given))
+    words = "--heads", "1", "--batch", "1", "-K", "16", "-V", "8", "--repeats", "3"
+    result = run("--direction", "decode", *words, *(["--gate", gate] if gate else []))
+    assert result.exit_code == 0 and {*gates} == {gate or "bounded"} and f", {gate or 'bounded'} gate" in result.stdout
 
 
 def test_decoding_that_is_wrong_is_not_timed(monkeypatch):

@@ -161,6 +161,16 @@ def test_a_timeline_is_of_the_chip_that_a_prediction_for_the_same_words_is_of(ar
 SILENT = SimpleNamespace(runs=(), milliseconds=0.0)
 
 
+@pytest.mark.parametrize("gate", [None, "softplus", "given"])
+def test_a_timeline_is_of_the_gate_that_was_asked_for_and_names_it(gate, monkeypatch, tmp_path):
+    forwards = []
+    monkeypatch.setattr("kda.tools.commands.timeline.forward", lambda *asked: forwards.append(asked) or SILENT)
+    words = ["timeline", "--arch", "h100", "--out", str(tmp_path / "x.json"), *(["--gate", gate] if gate else [])]
+    text = CliRunner().invoke(cli, words).stdout
+    named = gate or "bounded"
+    assert [asked[-1] for asked in forwards] == [named] and f" bfloat16, {named} gate, by" in text
+
+
 def test_an_error_of_another_process_reaches_the_user_as_it_is(forecasts):
     from ptxkit import SimulationError
 
