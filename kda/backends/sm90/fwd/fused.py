@@ -376,11 +376,10 @@ class Consumer:
                 words_of_v = self.state.load_v(rows_of_v)
             PO = self.state.issue_PO(operand, tile)
             self.values.beside_product(x, s, thread_place, ring, i, tokens, walked)
-            of_o = self.state.update(S, operand, PO, tile, words_of_v, rows_of_v)
+            rows_of_o = self.values.place_of_o(s, i, walked) if cutlass.const_expr(self.c.has_o) else None
+            put = functools.partial(self.values.o_is_there, ring, c)
+            self.state.update_behind_o(S, operand, PO, tile, words_of_v, rows_of_v, rows_of_o, put)
             self.way.hand_back(ring, stage)
-            if cutlass.const_expr(self.c.has_o):
-                self.state.put_o(self.values.place_of_o(s, i, walked), of_o, PO)
-            self.values.o_is_there(ring, c)
             until = self.way.after(until)
         self.values.end(x, s, thread_place, steps, tokens, walked)
 

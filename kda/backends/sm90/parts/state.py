@@ -28,6 +28,7 @@ from ...common.cute.copies import (
     load_one,
     neighbours,
     store,
+    words_of,
 )
 from ...common.cute.entry import Entry
 from ...common.cute.fragments import load_matrices, store_matrices
@@ -132,9 +133,38 @@ class State:
     def update(self, S, operand, PO, tile, words_of_v, rows_of_r=None):
         """From P and O of a chunk to the state after it, also rounded, and to o, in registers, and r, in shared memory.
         The tile is read no more."""
+        added = self.new_values(S, PO, tile, words_of_v, rows_of_r)
+        self.issue_S(S, added, tile)
+        of_o = self.outputs()
+        if self.c.has_o:
+            self.issue_o(of_o, added, tile, fenced=True)
+        warpgroup.wait_group(1 if self.c.has_o else 0)
+        round_to(operand, S)
+        if self.c.has_o:
+            compute_now(operand)
+            warpgroup.wait_group(0)
+        return of_o
+
+    def update_behind_o(self, S, operand, PO, tile, words_of_v, rows_of_v, rows_of_o, beside):
+        """The same, but o first, which goes to shared memory while the state is computed, and so does what `beside`
+        does.  Return what that returns."""
+        added = self.new_values(S, PO, tile, words_of_v, rows_of_v)
+        of_o = self.outputs()
+        if self.c.has_o:
+            self.issue_o(of_o, added, tile)
+        self.issue_S(S, added, tile, fenced=self.c.has_o)
+        if self.c.has_o:
+            warpgroup.wait_group(1)
+            self.put_sum(rows_of_o, of_o, PO)
+        found = beside()
+        warpgroup.wait_group(0)
+        round_to(operand, S)
+        return found
+
+    def new_values(self, S, PO, tile, words_of_v, rows_of_r):
+        """v_new^T, rounded, of P of a chunk, and S under the decay of the chunk."""
         c, standing = self.c, OperandMajorMode.MN
         mma, mma_V = register_mma(C, OperandMajorMode.K), register_mma(C, standing)
-        mma_S = register_mma(c.K, standing)
         warpgroup.wait_group(0)
         # v_new^T = (v^T - P) @ TB^T
         left = cute.make_rmem_tensor(mma.make_fragment_A(mma.partition_shape_A((COLUMNS, C))).shape, BFloat16)
@@ -149,22 +179,26 @@ class State:
         warpgroup.commit_group()
         self.decay(S, tile)
         warpgroup.wait_group(0)
-        # S^T += v_new^T @ kg;  o^T = O + v_new^T @ A_qk^T
         added = rounded(mma, v_new, C)
         if c.has_r:
             self.put_rows(rows_of_r, added)
-        multiply(mma_S, S, added, standing_view(tile + self.tile.KG.offset, c.K), accumulate=True)
+        return added
+
+    def outputs(self):
+        """Registers for o: half of PO would be no accumulator to ptxas, and each product would wait."""
+        return accumulator(register_mma(C, OperandMajorMode.K), (COLUMNS, C))
+
+    def issue_S(self, S, added, tile, fenced: bool = False):
+        """S^T += v_new^T @ kg, not awaited."""
+        kg = standing_view(tile + self.tile.KG.offset, self.c.K)
+        multiply(register_mma(self.c.K, OperandMajorMode.MN), S, added, kg, accumulate=True, fenced=fenced)
         warpgroup.commit_group()
-        of_o = accumulator(mma, (COLUMNS, C))                                  # half of PO would be no accumulator to
-        if c.has_o:                                                            # ptxas, and each product would wait
-            multiply(mma, of_o, added, narrow_view(tile + self.tile.A_qk.offset), accumulate=False, fenced=True)
-            warpgroup.commit_group()
-        warpgroup.wait_group(1 if c.has_o else 0)
-        round_to(operand, S)
-        if c.has_o:
-            compute_now(operand)
-            warpgroup.wait_group(0)
-        return of_o
+
+    def issue_o(self, of_o, added, tile, fenced: bool = False):
+        """o^T = v_new^T @ A_qk^T, without O, not awaited."""
+        A_qk = narrow_view(tile + self.tile.A_qk.offset)
+        multiply(register_mma(C, OperandMajorMode.K), of_o, added, A_qk, accumulate=False, fenced=fenced)
+        warpgroup.commit_group()
 
     def decay(self, S, tile):
         """S^T = S^T 2^gc_last, over the chunk, or the step, whose tile this is."""
@@ -182,9 +216,19 @@ class State:
                 flat[e] = flat[e] + of_state[16 + e]
             self.put_rows(rows_of_o, rounded(register_mma(C, OperandMajorMode.K), of_o, C))
 
+    def put_sum(self, rows_of_o, of_o, PO):
+        """The same; no product's registers change while the next product runs."""
+        found, of_state, words = cute.coalesce(of_o), cute.coalesce(PO), []
+        for e in range(0, 16, 2):
+            words += words_of([found[e + n] + of_state[16 + e + n] for n in range(2)])
+        self.put_words(rows_of_o, words)
+
     def put_rows(self, rows, operand):
         """32 rows of 64 columns, out of an operand that has them transposed."""
-        words, place = cute.recast_tensor(operand, Uint32), rows + own_matrices(self.warp())
+        self.put_words(rows, cute.recast_tensor(operand, Uint32))
+
+    def put_words(self, rows, words):
+        place = rows + own_matrices(self.warp())
         store_matrices(place, [words[w] for w in range(4)], transposed=True)
         store_matrices(place + 16 * PITCH_V, [words[w] for w in range(4, 8)], transposed=True)
 
