@@ -5,20 +5,21 @@ fwd/prepare.py makes one chunk with a CTA, fwd/fused.py one after the other with
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32
+from cutlass import BFloat16, Float32, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from ...common.cute.copies import field_at, store
-from ...common.cute.fragments import accumulator_places
+from ...common.cute.copies import field_at, store, words_of
+from ...common.cute.fragments import accumulator_places, store_matrices, times
 from ...common.cute.gate import Gate
 from ...common.cute.inverse import Inverse
 from ...common.cute.pairs import ACROSS, PairMaker, add_level, causal_pair, counts, keep_blocks, store_A_kk
 from ...common.cute.rows import Rows
-from ...common.cute.tile import C, swizzle_64B
+from ...common.cute.tile import PITCH_A, C, swizzle_64B
 from ..configs import PrepareConfig, tile
 from .wgmma import accumulator, issue, wide_view
 
 PAIRS = (2 * C, C)                           # rows of [k; q] and of k
+ROWS = 16                                    # of a warp, of a product
 
 
 def pairs_mma():
@@ -126,6 +127,37 @@ class TensorCore:
                     if cutlass.const_expr(self.c.kept_C):
                         if row < tokens:
                             store(kept_A_qk + (row * stride + column), pair)
+
+    @cute.jit
+    def store_causal(self, acc, A_kk, b, tile):
+        """What `store_pairs` does of the one product, in fewer instructions: A_kk with whatever stands on its diagonal
+        and above it, which no inverse reads, and A_qk in matrices of 8 x 8, of which a lane's words are masked."""
+        warp, thread = self.team.warp(), self.team.thread()
+        row, column = thread >> 2 & 7, (thread & 3) * 2                        # in such a matrix
+        if warp < 2:
+            first, to = warp * ROWS + row, A_kk + ((warp * ROWS + row) * PITCH_A + column)
+            of_rows = [b[first], b[first + 8]] if cutlass.const_expr(not self.c.b_on_keys) else None
+            for i in cutlass.range_constexpr(0, C // 2, 2):
+                below, right = i // 2 % 2 * 8, i // 4 * 8
+                of_pair = [b[column + right + n] if self.c.b_on_keys else of_rows[below // 8] for n in range(2)]
+                store(to + (below * PITCH_A + right), times([acc[i], acc[i + 1]], of_pair))
+        else:
+            words = []
+            for i in cutlass.range_constexpr(0, C // 2, 2):
+                pair = [acc[i], acc[i + 1]]
+                if cutlass.const_expr(self.c.b_on_keys):
+                    pair = times(pair, [b[column + i // 4 * 8 + n] for n in range(2)])
+                words += words_of(pair)
+            # masks: of a matrix on the diagonal, and of one that lies on it or above it but for warp 3
+            diagonal = Uint32(0xFFFFFFFF) if column < row else (Uint32(0xFFFF) if column == row else Uint32(0))
+            of_last = Uint32(0xFFFFFFFF) if warp == 3 else Uint32(0)
+            masks = {(0, 0): diagonal | of_last, (1, 0): None, (0, 1): of_last, (1, 1): diagonal | of_last,
+                     (0, 2): diagonal & of_last, (1, 2): of_last, (0, 3): Uint32(0), (1, 3): diagonal & of_last}
+            words = [w if masks[n % 2, n // 2] is None else w & masks[n % 2, n // 2] for n, w in enumerate(words)]
+            to, of_lane = field_at(tile, self.tile.A_qk), (warp - 2) * ROWS + (thread & 15)
+            for half in cutlass.range_constexpr(2):
+                place = swizzle_64B(of_lane, half * ROWS + (thread >> 4 & 1) * 8) // 2
+                store_matrices(to + place, words[4 * half : 4 * half + 4])
 
 
 class ChunkMaker:

@@ -29,6 +29,7 @@ from ...common.cute.rows import Rows, put
 from ...common.cute.tile import BF16, GROUP_ROWS, HALF, LEAST_BUSY, WARP_ROWS, C
 from ..configs import WHOLE_GROUP, WHOLE_GROUP_INVERSE, FusedConfig
 from .chunk import ChunkMaker
+from .piece import ScaledGate
 
 INVERTERS = 2                                # the warps of a group that compute the inverse, but in clusters of four:
 LAST_INVERTER = INVERTERS - 1                # each has 16 rows of A_kk, and this one completes it
@@ -87,7 +88,8 @@ class OneProduct(Form):
     def __init__(self, config: FusedConfig, chunk: ChunkMaker):
         self.c, self.staged, self.helped = config.prepare, config.staged, config.helped
         self.chunk, self.team = chunk, chunk.team
-        self.requested = RequestedByChannel(self.c, self.team)
+        self.requested = (RequestedScaled if isinstance(config, FusedConfig) else RequestedByChannel)(self.c, self.team)
+        self.causal = isinstance(config, FusedConfig)
 
     def begin(self, x, work, begin, head):
         """Nothing."""
@@ -123,10 +125,16 @@ class OneProduct(Form):
             core.issue_one_product(acc, work.X, work.Y)
             self.put_state(tile, of_state, acquire)
             warpgroup.wait_group(0)
-            core.store_pairs(acc, work.A_kk, work.b, tile, None, rows, 0)
+            self.store_pairs(core, acc, work, tile, rows)
         else:
             self.put_state(tile, of_state, acquire)
             self.chunk.pairs.store_decay(tile, work.sums)
+
+    def store_pairs(self, core, acc, work, tile, rows):
+        if self.causal:
+            core.store_causal(acc, work.A_kk, work.b, tile)
+        else:
+            core.store_pairs(acc, work.A_kk, work.b, tile, None, rows, 0)
 
     def put_state(self, tile, of_state, acquire):
         """Operands of the state to the tile, when the group may write there."""
@@ -143,7 +151,7 @@ class InvertersAhead(OneProduct):
 
     def __init__(self, config: FusedConfig, chunk: ChunkMaker):
         super().__init__(config, chunk)
-        self.requested = RequestedInX(self.c, self.team)
+        self.requested, self.gate = RequestedInX(self.c, self.team), ScaledGate(self.c, self.team)
 
     @cute.jit
     def begin(self, x, work, begin, head):
@@ -160,7 +168,7 @@ class InvertersAhead(OneProduct):
         raw = self.fetch(x, work, head_rows, rows)
         loaded = loaded_beta(self.team, x, head_rows, rows)                    # rows do not wait for it
         rate, bias = load_one(work.gate + self.c.gate_width), work.gate
-        qn, kn, gc = self.chunk.gate.prepare(*raw, head_rows._replace(rate=rate, bias=bias), rows)
+        qn, kn, gc = self.gate.prepare(*raw, head_rows._replace(rate=rate, bias=bias), rows)
         self.meet(work, gc, loaded, rows)
         return loaded, (qn, kn, gc)
 
@@ -259,6 +267,10 @@ class Requested:
 
 class RequestedByChannel(Requested, Gate):
     """Requested rows in the layout of Gate."""
+
+
+class RequestedScaled(Requested, ScaledGate):
+    """The same."""
 
 
 class RequestedInX(RequestedByChannel):
