@@ -110,10 +110,10 @@ from ...common.cute.segments import clear_tokens, place_of_checkpoint, place_of_
 from ...common.cute.tile import LEAST_BUSY, WARP_ROWS, WARPS, C
 from ..configs import CHAIN, COLUMNS, FIRST_PRODUCER, LOAD, PITCH_V, RELAY, RING, STORE, TILES, WALKING, FusedConfig
 from ..parts.chunk import ChunkMaker
+from ..parts.halves import StateInHalves
 from ..parts.handover import OwnStages, RelayedStages
 from ..parts.making import INVERTERS, LAST_INVERTER, Work, form_of
 from ..parts.share import Crossing, PlaceOfPiece, Share, chunks_of
-from ..parts.state import State
 from ..parts.teams import MakerGroup
 from ..parts.values import MovedByChain, MovedByHelpers
 
@@ -318,7 +318,7 @@ class Consumer:
     def __init__(self, config: FusedConfig):
         self.c, self.way = config.chain, way_of(config)
         self.values = MovedByHelpers(config) if config.helped else MovedByChain(config)
-        self.state, self.share, self.crossing = State(config.chain), Share(config.chain), Crossing(config.chain)
+        self.state, self.share, self.crossing = StateInHalves(config.chain), Share(config.chain), Crossing(config.chain)
 
     @cute.jit
     def walk_share(self, x, s, ring, cluster, rank):
@@ -344,6 +344,12 @@ class Consumer:
             slot, looked_up = self.share.after(s.share, slot, chunks)
             left, walked = left - chunks, walked + chunks
 
+    def beside_state(self, ring, c):
+        """While the state after chunk c is computed: say that its o is there, and whether the next tile is."""
+        self.values.o_is_there(ring, c)
+        stages = self.way.stages
+        return cute.arch.mbarrier_test_wait(ring.full + stage_of(c + 1, stages), (c + 1) // stages & 1)
+
     @cute.jit
     def walk(self, x, S, s, ring, first_v, rank, tokens, head, kept, walked=0):
         """Walk over `tokens` tokens, after `walked` chunks."""
@@ -351,6 +357,7 @@ class Consumer:
         until = self.way.until_own(rank, walked)
         thread_place = self.values.begin(x, s, first_v, tokens, walked)
         stored_at = place_of_checkpoint(self.c, x, kept.number, Int32(0), steps)
+        is_there = Boolean(False)
         for i in cutlass.range(steps, unroll=1):
             c = walked + i
             stage, phase = stage_of(c, stages), c // stages & 1                # counted: a shift is 0.5% slower
@@ -371,14 +378,15 @@ class Consumer:
             words_of_v = None
             if cutlass.const_expr(self.values.early):
                 words_of_v = self.state.load_v(rows_of_v)
-            cute.arch.mbarrier_wait(ring.full + stage, phase)
+            if not is_there:
+                cute.arch.mbarrier_wait(ring.full + stage, phase)
             if cutlass.const_expr(not self.values.early):
                 words_of_v = self.state.load_v(rows_of_v)
-            PO = self.state.issue_PO(operand, tile)
+            PO = self.state.issue_PO_and_round(operand, S, tile)
             self.values.beside_product(x, s, thread_place, ring, i, tokens, walked)
             rows_of_o = self.values.place_of_o(s, i, walked) if cutlass.const_expr(self.c.has_o) else None
-            put = functools.partial(self.values.o_is_there, ring, c)
-            self.state.update_behind_o(S, operand, PO, tile, words_of_v, rows_of_v, rows_of_o, put)
+            beside = functools.partial(self.beside_state, ring, c)
+            is_there = self.state.update_in_halves(S, operand, PO, tile, words_of_v, rows_of_v, rows_of_o, beside)
             self.way.hand_back(ring, stage)
             until = self.way.after(until)
         self.values.end(x, s, thread_place, steps, tokens, walked)

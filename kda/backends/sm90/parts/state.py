@@ -28,7 +28,6 @@ from ...common.cute.copies import (
     load_one,
     neighbours,
     store,
-    words_of,
 )
 from ...common.cute.entry import Entry
 from ...common.cute.fragments import load_matrices, store_matrices
@@ -145,22 +144,6 @@ class State:
             warpgroup.wait_group(0)
         return of_o
 
-    def update_behind_o(self, S, operand, PO, tile, words_of_v, rows_of_v, rows_of_o, beside):
-        """The same, but o first, which goes to shared memory while the state is computed, and so does what `beside`
-        does.  Return what that returns."""
-        added = self.new_values(S, PO, tile, words_of_v, rows_of_v)
-        of_o = self.outputs()
-        if self.c.has_o:
-            self.issue_o(of_o, added, tile)
-        self.issue_S(S, added, tile, fenced=self.c.has_o)
-        if self.c.has_o:
-            warpgroup.wait_group(1)
-            self.put_sum(rows_of_o, of_o, PO)
-        found = beside()
-        warpgroup.wait_group(0)
-        round_to(operand, S)
-        return found
-
     def new_values(self, S, PO, tile, words_of_v, rows_of_r):
         """v_new^T, rounded, of P of a chunk, and S under the decay of the chunk."""
         c, standing = self.c, OperandMajorMode.MN
@@ -215,13 +198,6 @@ class State:
             for e in range(16):
                 flat[e] = flat[e] + of_state[16 + e]
             self.put_rows(rows_of_o, rounded(register_mma(C, OperandMajorMode.K), of_o, C))
-
-    def put_sum(self, rows_of_o, of_o, PO):
-        """The same; no product's registers change while the next product runs."""
-        found, of_state, words = cute.coalesce(of_o), cute.coalesce(PO), []
-        for e in range(0, 16, 2):
-            words += words_of([found[e + n] + of_state[16 + e + n] for n in range(2)])
-        self.put_words(rows_of_o, words)
 
     def put_rows(self, rows, operand):
         """32 rows of 64 columns, out of an operand that has them transposed."""
