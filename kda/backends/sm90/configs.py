@@ -439,6 +439,12 @@ class FusedConfig(KernelConfig):
         return not (self.staged or self.helped or self.prepare.in_blocks)
 
     @property
+    def rounds_late(self) -> bool:
+        """Whether CHAIN rounds half of a state beside the next chunk's product (parts/halves.py): not where all of it
+        is kept, nor in clusters of two with shares, where ptxas takes no uniform registers for it then."""
+        return not (self.keeps or (self.wrapped and self.ctas == WALKING))
+
+    @property
     def keeps(self) -> bool:
         """Whether the kernel keeps what a backward reads: tiles whose keys are multiplied by b, r and h."""
         return self.chain.recorded

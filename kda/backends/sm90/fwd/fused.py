@@ -111,7 +111,7 @@ from ...common.cute.tile import LEAST_BUSY, WARP_ROWS, WARPS, C
 from ..configs import CHAIN, COLUMNS, FIRST_PRODUCER, LOAD, PITCH_V, RELAY, RING, STORE, TILES, WALKING, FusedConfig
 from ..parts.chunk import ChunkMaker
 from ..parts.halves import StateInHalves
-from ..parts.handover import OwnStages, RelayedStages
+from ..parts.handover import OwnStages, RelayedStages, is_complete, wait_unless
 from ..parts.making import INVERTERS, LAST_INVERTER, Work, form_of
 from ..parts.share import Crossing, PlaceOfPiece, Share, chunks_of
 from ..parts.teams import MakerGroup
@@ -318,7 +318,7 @@ class Consumer:
     def __init__(self, config: FusedConfig):
         self.c, self.way = config.chain, way_of(config)
         self.values = MovedByHelpers(config) if config.helped else MovedByChain(config)
-        self.state, self.share, self.crossing = StateInHalves(config.chain), Share(config.chain), Crossing(config.chain)
+        self.state, self.share, self.crossing = StateInHalves(config), Share(config.chain), Crossing(config.chain)
 
     @cute.jit
     def walk_share(self, x, s, ring, cluster, rank):
@@ -348,7 +348,7 @@ class Consumer:
         """While the state after chunk c is computed: say that its o is there, and whether the next tile is."""
         self.values.o_is_there(ring, c)
         stages = self.way.stages
-        return cute.arch.mbarrier_test_wait(ring.full + stage_of(c + 1, stages), (c + 1) // stages & 1)
+        return is_complete(ring.full + stage_of(c + 1, stages), (c + 1) // stages & 1)
 
     @cute.jit
     def walk(self, x, S, s, ring, first_v, rank, tokens, head, kept, walked=0):
@@ -357,7 +357,7 @@ class Consumer:
         until = self.way.until_own(rank, walked)
         thread_place = self.values.begin(x, s, first_v, tokens, walked)
         stored_at = place_of_checkpoint(self.c, x, kept.number, Int32(0), steps)
-        is_there = Boolean(False)
+        is_there = Int32(0)
         for i in cutlass.range(steps, unroll=1):
             c = walked + i
             stage, phase = stage_of(c, stages), c // stages & 1                # counted: a shift is 0.5% slower
@@ -378,8 +378,7 @@ class Consumer:
             words_of_v = None
             if cutlass.const_expr(self.values.early):
                 words_of_v = self.state.load_v(rows_of_v)
-            if not is_there:
-                cute.arch.mbarrier_wait(ring.full + stage, phase)
+            wait_unless(is_there, ring.full + stage, phase)
             if cutlass.const_expr(not self.values.early):
                 words_of_v = self.state.load_v(rows_of_v)
             PO = self.state.issue_PO_and_round(operand, S, tile)

@@ -14,19 +14,19 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from ...common.cute.copies import words_of
 from ...common.cute.tile import BF16, HALF, C
-from ..configs import COLUMNS
+from ..configs import COLUMNS, FusedConfig
 from .state import State, multiply, register_mma
 from .wgmma import accumulator, standing_view, wide_view
 
 
 class StateInHalves(State):
-    def __init__(self, config):
-        super().__init__(config)
-        self.halves = config.K // HALF
-        self.rounded = self.halves if config.has_r else 1                      # halves, when a chunk ends: h has all
+    def __init__(self, config: FusedConfig):
+        super().__init__(config.chain)
+        self.halves = self.c.K // HALF
+        self.rounded = 1 if config.rounds_late else self.halves                # halves, when a chunk ends
 
     def operand(self, S):
-        """Registers for S^T as [P; O] is multiplied by it, which have its first half, or all where it is kept."""
+        """Registers for S^T as [P; O] is multiplied by it, which have what a chunk rounds at its end."""
         mma = register_mma(C, OperandMajorMode.K)
         operand = cute.make_rmem_tensor(mma.partition_shape_A((COLUMNS, self.c.K)), BFloat16)
         for half in range(self.rounded):

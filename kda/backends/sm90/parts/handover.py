@@ -24,12 +24,30 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint8
+from cutlass import Int32, Uint8, Uint32
 
 from ...common.cute.async_copies import bulk_copy_to_neighbour, bulk_store
 from ...common.cute.copies import in_global
 from ...common.cute.rings import phase_of, stage_of
 from ..configs import GROUPS, INVERSE, RING, TILES, WALKING, FusedConfig, tile
+
+
+def is_complete(mbarrier, phase):
+    """Return 1 if a phase of that parity has ended, or 0."""
+    return cute.arch.inline_ptx(
+        "{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [{$r0}], {$r1}; selp.b32 {$w0}, 1, 0, p;}",
+        write_only_types=[Int32], read_only_args=[mbarrier.toint().to(Uint32), phase],
+    )
+
+
+def wait_unless(complete, mbarrier, phase):
+    """Wait for the phase, unless `is_complete` has found it.  All lanes go one way: for ptxas as well, which else would
+    take no uniform registers from here on."""
+    cute.arch.inline_ptx(
+        "{.reg .pred p; setp.ne.b32 p, {$r0}, 0; @p bra.uni THERE; "
+        "AGAIN: mbarrier.try_wait.parity.shared.b64 p, [{$r1}], {$r2}, 10000000; @p bra.uni THERE; bra.uni AGAIN; "
+        "THERE: }", read_only_args=[complete, mbarrier.toint().to(Uint32), phase],
+    )
 
 
 class OwnStages:
