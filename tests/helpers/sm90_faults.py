@@ -103,6 +103,9 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "two kernels", "wrong answer", "rows_of_r, thread_place, i - 1)", "rows_of_r, thread_place, i)"
     ),
 }, "sm90/fwd/fused": {
+    "the first tile is read before it is there": (
+        "pair", "uninitialised", "is_there = Int32(0)", "is_there = Int32(1)"
+    ),
     "TB leaves before it is there": (
         "pair", "proxy", 'cute.arch.fence_proxy("async.shared", space="cta")                     # TB is in the tile'
     ),
@@ -248,7 +251,17 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "any_gate", "race-read-write", "            else:\n                self.team.meet()", "", 2
     ),
     "b lies on rows": ("gradients", "wrong answer", "thread(), self.c.b_on_keys, number)", "thread(), False, number)"),
+    "A_qk is not masked": ("pair", "wrong answer", "else w & masks[n % 2, n // 2]", "else w"),
+    "matrices of A_qk lie the other way round": (
+        "pair", "wrong answer", "half * ROWS + (thread >> 4 & 1) * 8", "(1 - half) * ROWS + (thread >> 4 & 1) * 8"
+    ),
+    "rows of A_kk lie where those of warp 0 do": (
+        "four", "wrong answer", "A_kk + ((warp * ROWS + row) * PITCH_A", "A_kk + (row * PITCH_A"
+    ),
 }, "sm90/parts/handover": {
+    "what was found of a tile is forgotten": (
+        "four", "deadlock", "THERE; bra.uni AGAIN; ", "AGAIN; bra.uni AGAIN; "
+    ),
     "the neighbour's group does not hear that a stage is free": (
         "pair", "deadlock", ", peer_cta_rank_in_cluster=stage & 1", ""
     ),
@@ -281,6 +294,21 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "a tile is overwritten before memory has it, in fours": (
         "kept by four", "race-read-write", "        cute.arch.cp_async_bulk_wait_group(0, read=True)\n", ""
     ),
+}, "sm90/parts/halves": {
+    "half of a state is not rounded": ("pair", "wrong answer", "if half >= self.rounded:", "if half > self.rounded:"),
+    "the first half is rounded before it is there": (
+        "pair", "register-in-flight", "warpgroup.wait_group(behind)", "pass"
+    ),
+    "o is put before its product is done": (
+        "four", "register-in-flight", "warpgroup.wait_group(behind - 1)", "warpgroup.wait_group(behind)"
+    ),
+    "a tile is handed back before products have read it": (
+        "pair", "register-in-flight or race-read-write", "            warpgroup.wait_group(0)\n", "            pass\n"
+    ),
+    "both halves are multiplied by keys of the first": (
+        "pair", "wrong answer", "self.tile.KG.offset + half * (C * HALF * BF16)", "self.tile.KG.offset"
+    ),
+    "a product begins before its operand is rounded": ("pair", "wgmma-fence", "            warpgroup.fence()\n", ""),
 }, "sm90/parts/making": {
     "INVERSE reads pairs before they are there": (
         "four", "race-write-read", "(WHOLE_GROUP_INVERSE if self.helped else WHOLE_GROUP).sync(group)", "pass"
@@ -310,6 +338,11 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "rows are read before they are there": (
         "four", "race-write-write", "cute.arch.cp_async_wait_group(0)", "cute.arch.cp_async_wait_group(1)"
     ),
+}, "sm90/parts/piece": {
+    "rows of no token have keys": (
+        "kept", "wrong answer", "found if (number & WARP_ROWS - 1) < tokens else Float32(0.0)", "found"
+    ),
+    "keys have the scale, too": ("four", "wrong answer", "if number < WARP_ROWS:", "if number < 2 * WARP_ROWS:"),
 }, "common/cute/share": {
     "a state is read before it is there": (
         "shares", "race-write-read", "while crossed == 0:\n", "while crossed == 7:\n"

@@ -414,6 +414,7 @@ class FusedConfig(KernelConfig):
         **{f"PREPARE {n}": range(FIRST_PRODUCER + n * WARPS, FIRST_PRODUCER + (n + 1) * WARPS) for n in range(GROUPS)},
     })
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
+    short = True                             # what a group does in fewer instructions (parts/making.py)
 
     @property
     def pdl(self) -> bool:
@@ -602,7 +603,7 @@ class StreamConfig(KernelConfig):
     })
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
     helped = True                            # an inverse has a warp of its own (parts/making.py)
-    inverters_ahead = False
+    inverters_ahead = short = False
     registers = (240, 56)                    # registers of CHAIN, and of the other warps of its CTA
     group_pipelines = (                      # in a CTA that makes tiles
         Pipeline("solved", of_a_lane("INVERSE"), "PREPARE", "TB is there; it needs A_kk and b no more", each="group"),

@@ -88,8 +88,8 @@ class OneProduct(Form):
     def __init__(self, config: FusedConfig, chunk: ChunkMaker):
         self.c, self.staged, self.helped = config.prepare, config.staged, config.helped
         self.chunk, self.team = chunk, chunk.team
-        self.requested = (RequestedScaled if isinstance(config, FusedConfig) else RequestedByChannel)(self.c, self.team)
-        self.causal = isinstance(config, FusedConfig)
+        self.requested = (RequestedScaled if config.short else RequestedByChannel)(self.c, self.team)
+        self.short = config.short
 
     def begin(self, x, work, begin, head):
         """Nothing."""
@@ -131,7 +131,7 @@ class OneProduct(Form):
             self.chunk.pairs.store_decay(tile, work.sums)
 
     def store_pairs(self, core, acc, work, tile, rows):
-        if self.causal:
+        if self.short:
             core.store_causal(acc, work.A_kk, work.b, tile)
         else:
             core.store_pairs(acc, work.A_kk, work.b, tile, None, rows, 0)

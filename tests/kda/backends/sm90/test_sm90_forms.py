@@ -379,7 +379,7 @@ SPILLED = {                                  # bytes of a thread at most: what w
     "any_gate": (Call(PAIR, dict(T=33, gate="softplus")), Save.NOTHING, 40),
     "any_gate, GVA": (Call(PAIR, dict(T=33, HV=2, gate="softplus")), Save.NOTHING, 40),
     "any_gate, in fours": (Call(FOUR, dict(T=33, gate="softplus")), Save.NOTHING, 40),
-    "alone": (Call(ALONE, dict(T=33, V=64)), Save.NOTHING, 0),
+    "alone": (Call(ALONE, dict(T=33, V=64)), Save.NOTHING, 8),
     "alone, K = V = 64": (Call(ALONE, dict(T=33, **SMALL)), Save.NOTHING, 0),
     "kept": (Call(PAIR, dict(T=33)), Save.OWN, 8),
     "kept by four": (Call(FOUR, dict(T=33)), Save.OWN, 16),
