@@ -78,7 +78,7 @@ Row = Mapping[str, Any]
 BACKWARD = ("prepare, backward", "chain, backward", "walk, backward", "grads, backward")
 TOGETHER = {                                 # kernels whose times add up: backend, shape, kernels
     "Hopper's backward, 64 heads": ("sm90", "h64-8k", BACKWARD),
-    "Hopper's backward, 32 heads": ("sm90", "kimi-8k", BACKWARD),
+    "Hopper's backward, 32 heads": ("sm90", "h32-8k", BACKWARD),
     "Hopper's forward in one kernel, 64 heads": ("sm90", "h64-8k", ("fused",)),
     "Hopper's forward in two kernels, 64 heads": ("sm90", "h64-8k", ("prepare, alone", "chain, alone")),
     "Triton's backward, 64 heads": (
@@ -168,17 +168,17 @@ def sentences(rows: Sequence[Row]) -> dict[str, list[str]]:
 
     errors = summary(rows)
     chains = [*hopper("h64-8k", "chain, alone"), *hopper("h8-32k", "chain 2"), *hopper("h16-8k", "chain 2")]
-    chains += [r for shape in ("kimi-8k", "h96-8k", "h64-64x128") for r in hopper(shape, "chain")]
+    chains += [r for shape in ("h32-8k", "h96-8k", "h64-64x128") for r in hopper(shape, "chain")]
     makers = [r for r in rows if r["family"] == "sm90 prepare" and r["shape"] != "h64-64x128"]
     medians = [errors["all"]["median of families"], errors["all"]["median"], errors["backends"]["sm90"]["median"]]
     backward = [-together(rows, name)[2] for name, (*_, kernels) in TOGETHER.items() if kernels is BACKWARD]
     return {
         "The worst is #%, `stream` at T4096 H12, then #%, `walk`":
-            off([*hopper("h12-4k", "stream"), *hopper("kimi-8k", "walk, backward")], 1),
+            off([*hopper("h12-4k", "stream"), *hopper("h32-8k", "walk, backward")], 1),
         "median over the families is #%; the median over rows is #%, over Hopper's rows #%":
             [f"{median:.0f}" for median in medians],
         "`stream` is predicted #% and #% too short": off([*hopper("h16-8k", "stream"), *hopper("h12-4k", "stream")]),
-        "Its eight rows are # to #% off": span([*hopper("h64-8k", *BACKWARD), *hopper("kimi-8k", *BACKWARD)]),
+        "Its eight rows are # to #% off": span([*hopper("h64-8k", *BACKWARD), *hopper("h32-8k", *BACKWARD)]),
         "Together they are #% short at 64 heads and #% at 32": [f"{error:.0f}" for error in backward],
         "(`chain`) are # to #% too short in the forward": span(chains),
         "and # and #% too long where they carry a state": off([*hopper("h16-8k", "chain"), *hopper("h8-32k", "chain")]),

@@ -42,7 +42,7 @@ VARIANTS = {                                 # by dtype of states and tokens, in
 STEPS = {                                    # (heads, sequences) by tokens
     1: ((32, 64), (32, 256), (8, 64), (32, 1), (16, 64), (96, 64), (8, 256)), 4: ((32, 64), (32, 1), (8, 64)),
 }
-INVARIANT = tuple(itertools.product(("h8-32k", "h16-8k", "h12-4k", "kimi-8k"), ("sm90", "triton")))
+INVARIANT = tuple(itertools.product(("h8-32k", "h16-8k", "h12-4k", "h32-8k"), ("sm90", "triton")))
 
 
 class Step(NamedTuple):

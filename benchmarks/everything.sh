@@ -3,11 +3,12 @@
 # minutes, alone on the GPU; `benchmarks/everything.sh checks FOLDER [CHECKOUT OF FLA]` in 3, several at a time.  And of the Hopper
 # forward: `benchmarks/everything.sh hopper FOLDER`, in 5, what is least known first; all that is printed is in FOLDER.
 # `benchmarks/everything.sh questions FOLDER` times what docs/ only predicts, on a Hopper GPU, in 9;
-# `benchmarks/everything.sh tables FOLDER CARD` what the tables of docs/results/sm90.md have; CARD, such as h200, begins
-# the names of its files.  Nothing else may run beside it: kernels are built and results compared before each timing.
+# `benchmarks/everything.sh tables FOLDER CARD [PART...]` what the tables of docs/results/sm90.md have; CARD, such as h200,
+# begins the names of its files, and PARTs such as kept are those to run.  Nothing else may run beside it: kernels are
+# built and results compared before each timing.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?times, checks, hopper, questions or tables} out=${2:?a folder for the results} third=${3:-}
+what=${1:?times, checks, hopper, questions or tables} out=${2:?a folder for the results} third=${3:-} parts=${*:4}
 mkdir -p "$out"
 
 times() {
@@ -27,17 +28,17 @@ times() {
 run() { timeout "$2" "${@:3}" > "$out/$1.log" 2>&1; tail -n 12 "$out/$1.log"; }
 
 questions() {
-    few=(--shape kimi-8k --shape h24-8k --shape h40-8k --shape h22-4k --shape h32-1k)
+    few=(--shape h32-8k --shape h24-8k --shape h40-8k --shape h22-4k --shape h32-1k)
     run twos 60 python -m benchmarks.hopper "${few[@]}" --no-fused --json "$out/twos.json"
     run fours 60 python -m benchmarks.hopper "${few[@]}" --fused --ctas 4 --json "$out/fours.json"
     run memcheck-fours 90 compute-sanitizer --report-api-errors no --tool memcheck python -m benchmarks.hopper --shape h32-1k \
         --fused --ctas 4
     run staged 60 python -m benchmarks.hopper --shape h64-8k --fused --staged --json "$out/staged.json"
     run shares 60 python -m benchmarks.hopper --shape h64-64x128 --shape h96-8k --json "$out/shares.json"
-    run softplus 60 python -m benchmarks.hopper --shape h64-8k --shape kimi-8k --gate softplus --json "$out/softplus.json"
+    run softplus 60 python -m benchmarks.hopper --shape h64-8k --shape h32-8k --gate softplus --json "$out/softplus.json"
     for keep in states all; do
         run "step-$keep" 90 python -m kda bench --backend sm90 --direction step --graph --disable-recompute $keep \
-            --shape h64-8k --shape kimi-8k --shape h16-8k --regime slow --save "$out/step-$keep.json"
+            --shape h64-8k --shape h32-8k --shape h16-8k --regime slow --save "$out/step-$keep.json"
     done
     run first 60 python -m benchmarks.first_call --backend sm90 --json "$out/first_call.json"
     run host 40 python -m kda bench --host --backend sm90 --shape h64-8k
@@ -45,17 +46,20 @@ questions() {
 }
 
 tables() {
-    local card=${third:?the card, such as h200} few=(h64-8k h96-8k kimi-8k h16-8k h8-32k h64-8x1k h64-1k h12-4k)
-    bench() {                                                            # NAME SHAPES OPTIONS
+    local card=${third:?the card, such as h200} few="h64-8k h96-8k h32-8k h16-8k h8-32k h64-8x1k h64-1k h12-4k"
+    bench() {                                                            # NAME GATE SHAPES OPTIONS
         local shapes=() name
-        for name in $2; do shapes+=(--shape "$name"); done
-        run "$1" 600 python -m kda bench --backend sm90 --graph --repeats 40 "${shapes[@]}" "${@:3}" --save "$out/$card-sm90-$1.json"
+        case " ${parts:-$1} " in *" $1 "*) ;; *) return ;; esac
+        for name in $3; do shapes+=(--shape "$name"); done
+        run "$1" 600 python -m kda bench --backend sm90 --graph --repeats 40 --gate "$2" "${shapes[@]}" "${@:4}" \
+            --save "$out/$card-sm90-$1.json"
     }
-    bench forward "${few[*]} h64-mixed h4-64k h4-2k h64-8k-64" --direction forward
-    bench forward-softplus "h64-8k kimi-8k h16-8k" --direction forward --gate softplus
-    bench kept "${few[*]} h64-8k-64" --direction step --disable-recompute
-    bench kept-softplus "h64-8k kimi-8k" --direction step --disable-recompute --gate softplus
-    bench step "${few[*]}" --direction step
+    bench kept bounded "$few h64-8k-64" --direction step --disable-recompute
+    bench forward bounded "$few h64-mixed h4-64k h4-2k h64-8k-64" --direction forward
+    bench kept-softplus softplus "h64-8k h32-8k" --direction step --disable-recompute
+    bench forward-softplus softplus "h64-8k h32-8k h16-8k" --direction forward
+    bench step bounded "$few" --direction step
+    bench step-softplus softplus "h64-8k h32-8k" --direction step
 }
 
 hopper() {

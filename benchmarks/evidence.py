@@ -110,6 +110,8 @@ def rows_of(file: Path) -> list[Row]:
 def merge(files: Iterable[Path]) -> None:
     runs = rows_of(FILE)
     for file in files:
+        if not file.is_file():
+            sys.exit(f"{file}: there is no such file. Name the evidence.json of a run.")
         rows = rows_of(file)
         if simulated := [row["case"] for row in rows if row["card"] == SIMULATOR]:
             sys.exit(f"{file}: {len(simulated)} rows are of the simulator, not of a GPU. Merge rows of a GPU alone.")
@@ -143,9 +145,10 @@ def groups_for(target: Target) -> list[tuple[str, str]]:
 
 def lacking(ledger: Ledger, target: Target, again: bool = False) -> list[Job]:
     """What to run, in this order: cases that take a path for the first time, tests of other paths, cases of kernels.
-    What ran with the same host code is left out, since it would launch the same kernels; `again`: all counts as
-    lacking."""
-    ran = set() if again else {run["case"] for run in ledger.runs if run["host"] == host_code(run["path"])}
+    What ran with the same host code is left out, since it would launch the same kernels, but for cases of which nobody
+    knows what they launched; `again`: all counts as lacking."""
+    runs = [] if again else [run for run in ledger.runs if run["host"] == host_code(run["path"])]
+    ran, known = {run["case"] for run in runs}, {run["case"] for run in runs if run["codes"]}
     without = {each.name for each in ledger.paths() if again or each.state == SIMULATED}
     first: list[Job] = []
     later: list[Job] = []
@@ -153,7 +156,7 @@ def lacking(ledger: Ledger, target: Target, again: bool = False) -> list[Job]:
         codes = {each.code for each in ledger.kernels(f"{backend} {arch}") if again or each.state != RAN}
         taken: set[str] = set()
         for case in covering(backend, arch, codes, without,
-                             codes_of(ledger, backend, arch), ran):
+                             codes_of(ledger, backend, arch), known):
             (later if case.path in taken or case.path not in without else first).append(case)
             taken.add(case.path)
     tests, more = ([test for path in some for test in gpu_tests(path) if test.name not in ran]

@@ -250,7 +250,7 @@ def covering(
             chosen.append(case)
             paths.remove(case.path)
             left -= kernels
-    while left:
+    while left and launched:
         # without final states a call launches what it may launch; with them, kernels for no gradient of theirs are idle
         case = max(launched, key=lambda case: (len(launched[case] & left), not case.states))
         if not launched[case] & left:

@@ -15,7 +15,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from kda.tools.verify.definition import budgets, by_gradient, leaves_of
 from kda.tools.verify.digests import digest
 from kda.tools.verify.doors import Door
 from kda.tools.verify.literal import one_thread
-from ptxkit.compile import driver
+from ptxkit.compile import listening
 from ptxkit.compile.target import parse
 from ptxkit.temporary import replaced
 
@@ -172,23 +172,9 @@ def fresh_memory_is_nan() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-@contextlib.contextmanager
-def launches(session: Any = None) -> Iterator[dict[str, str]]:
-    """The digest of the code of each kernel that is launched inside of the block, with the kernel's name."""
-    kernels: dict[str, str] = {}
-    if session is not None:
-        before = len(session.launches)
-        yield kernels
-        kernels |= {_code(each.kernel): short(each.kernel.name) for each in session.launches[before:]}
-        return
-    launch = driver.launch
-
-    def seen(kernel: Any, *args: Any, **keywords: Any) -> None:
-        kernels[_code(kernel)] = short(kernel.name)
-        return launch(kernel, *args, **keywords)
-
-    with replaced(driver, launch=seen):
-        yield kernels
+def by_code(kernels: Iterable[Any]) -> dict[str, str]:
+    """Return the digest of the code of each of these kernels, with its name."""
+    return {_code(kernel): short(kernel.name) for kernel in kernels}
 
 
 def short(name: str) -> str:
@@ -212,7 +198,8 @@ def run_test(job: GpuTest) -> dict[str, Any]:
     """A row for a test: whether all its cases passed, and what those that passed launched."""
     import pytest
 
-    with launches() as kernels:
+    kernels: list[Any] = []
+    with listening.launched(kernels):
         watch = Watch({"case": job.name, "path": job.path}, kernels)
         part = f"{job.part}/{job.parts}"                                       # an option of tests/conftest.py
         argv = [f"{ON_GPU / job.test}", "--part", part, "-q", "--maxfail=8", "-p", "no:cacheprovider", "-m", MARKS]
@@ -227,7 +214,7 @@ def run_test(job: GpuTest) -> dict[str, Any]:
 class Watch:
     """A plugin of pytest that adds up the cases of a test."""
 
-    def __init__(self, row: dict[str, Any], kernels: dict[str, str]):
+    def __init__(self, row: dict[str, Any], kernels: list[Any]):
         self.kernels, self.skipped = kernels, 0
         self.row = row | {"outcome": "ok", "errors": [], "cases": 0, "launches": [], "codes": [], "seconds": 0.0}
 
@@ -245,8 +232,9 @@ class Watch:
             self.row["errors"].append(f"{report.nodeid.partition('::')[2]}: {'; '.join(why[:3])}"[:400])
         elif report.when == "call" and report.passed:
             self.row["cases"] += 1
-            self.row["launches"] = sorted({*self.row["launches"], *self.kernels.values()})
-            self.row["codes"] = sorted({*self.row["codes"], *self.kernels})
+            launched = by_code(self.kernels)
+            self.row["launches"] = sorted({*self.row["launches"], *launched.values()})
+            self.row["codes"] = sorted({*self.row["codes"], *launched})
 
 
 # ---- one case
@@ -272,7 +260,9 @@ def run(case: Case, device: str, folder: Path | None = None) -> dict[str, Any]:
                 gpu = dataclasses.replace(gpu, cc=chip.cc, smem=chip.smem)
             stack.enter_context(on(gpu))
         stack.enter_context(case.planned())
-        kernels = stack.enter_context(launches(session))
+        kernels: list[Any] = []
+        if session is None:
+            stack.enter_context(listening.launched(kernels))
         used: list[tuple[float, float, str]] = []
         errors: list[str] = []
         for regime in REGIMES:
@@ -281,11 +271,15 @@ def run(case: Case, device: str, folder: Path | None = None) -> dict[str, Any]:
             errors += [f"{regime} gates: {line}" for line in checked(case, on_device, limits, device, used)]
         if session is not None:
             errors += [str(finding) for finding in session.findings]
+            kernels += [each.kernel for each in session.launches]
+        if not kernels:
+            errors.append("no kernel was launched: the call ran elsewhere, or nobody is told of its launches")
     most, error, result = max(used)
+    launched = by_code(kernels)
     return {
         "case": case.name, "path": case.path, "outcome": "wrong" if errors else "ok", "errors": errors,
         "result": result, "used": number(most), "error": number(error),
-        "launches": sorted(set(kernels.values())), "codes": sorted(kernels),
+        "launches": sorted(set(launched.values())), "codes": sorted(launched),
         "seconds": round(time.monotonic() - began, 2),
     }
 

@@ -32,7 +32,7 @@ from . import common
 from .gpu_checks import CANNOT, FAILED, OK, Done, Part, report, run
 
 BACKEND, CAPABILITY = "sm100", 10
-SHAPES = "h64-8k", "h96-8k", "kimi-8k", "h16-8k", "h12-8k", "h12-512", "h8-64k", "h64-8x1k", "h64-8k-64"
+SHAPES = "h64-8k", "h96-8k", "h32-8k", "h16-8k", "h12-8k", "h12-512", "h8-64k", "h64-8x1k", "h64-8k-64"
 WAYS = {                                     # file -> options of kda bench
     "forward": ["--direction", "forward"],
     "kept": ["--direction", "step", "--disable-recompute"],

@@ -1,24 +1,32 @@
 """Draw the picture of the README out of benchmarks/results: `python -m benchmarks write --only picture`.
 
-Two files, for light and for dark pages: docs/pictures/h200-light.svg and h200-dark.svg.  Nothing in them is typed by
-hand: our times are those of h200-sm90.json and h200-sm90-step.json, those of others are in
-kda/tools/measure/peers.json, which says which gate was timed.  `gates` are the rows of README's table of gates.
+Two files, for light and for dark pages: docs/pictures/h200-light.svg and h200-dark.svg; and the tables of figures in
+README.  Nothing in them is typed by hand: our times are those of times.py, those of others are in
+kda/tools/measure/peers.json, or beside ours where `kda bench --against fla` saved them.  Every figure has the gate that
+its file says.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from . import common
-from .pages import with_rows
+from . import common, times
+from .pages import table_row, with_figures, with_rows
 
 README, PICTURES = common.ROOT / "README.md", common.ROOT / "docs" / "pictures"
 GATES = "| gate | forward, 64 heads | forward, 32 heads | step, 64 heads | step, 32 heads |"
-SHAPE = "h64-8k"
-MIB_PER_GIB = 1024
+GAINS = "| training | gate | on | FLA | kda | gain |"
+SHOWN = "with a bounded gate forward # ms, training step # to # ms"
+EAGER = ("a step takes # ms from a graph and # without one with 64 heads of 8,192 tokens, # and # with 16 heads, # and "
+         "# with 64 heads of 1,024")
+MODELS = {"bounded": "Kimi-K3", "softplus": "Kimi-Linear"}     # whose gates they are
+CARD, SHAPE = "h200", "h64-8k"
+WAYS = {"forward": "forward", "step": "training step"}
+KEEPS = {False: "kda", True: "kda, disable_recompute"}
 THEMES = {
     "light": dict(text="#1f2328", faint="#8c959f", ours="#0969da", others="#b6bec8"),
     "dark": dict(text="#e6edf3", faint="#7d8590", ours="#58a6ff", others="#3d444d"),
@@ -27,63 +35,139 @@ THEMES = {
 
 class Bar(NamedTuple):
     name: str
-    slow: float                              # time for gates that remember; the longer time is drawn whole
-    fast: float                              # time for gates that forget
+    slow: float                              # for gates that remember; the longer number is drawn whole
+    fast: float                              # for gates that forget
     ours: bool = False
+    words: str = "{:.2f} fast gates, {:.2f} slow"                              # said if they differ
 
 
-def read(name: str) -> list[dict]:
-    return json.loads((common.RESULTS / f"{name}.json").read_text())["rows"]
+class Gain(NamedTuple):
+    """Training with kda beside training with FLA: the time of a step, or how many tokens a second has."""
+
+    what: str
+    gate: str
+    card: str
+    fla: float
+    kda: float
+    unit: str                                # "ms" or "tokens/s"
+
+    @property
+    def times(self) -> float:
+        return self.fla / self.kda if self.unit == "ms" else self.kda / self.fla
+
+    @property
+    def row(self) -> str:
+        digits = 0 if self.unit != "ms" else 2 if max(self.fla, self.kda) < 10 else 1
+        numbers = (f"{x:,.{digits}f} {self.unit}" for x in (self.fla, self.kda))
+        return table_row(self.what, self.gate, self.card, *numbers, f"{self.times:.2f} x")
 
 
-def saved() -> dict:
-    return json.loads((common.ROOT / "kda" / "tools" / "measure" / "peers.json").read_text())
+def saved() -> dict[str, Any]:
+    peers: dict[str, Any] = json.loads((common.ROOT / "kda" / "tools" / "measure" / "peers.json").read_text())
+    return peers
 
 
-def peers() -> list[dict]:
-    return saved()["rows"]
+def peers(direction: str, gate: str, key: str | None = None) -> list[Bar]:
+    """Return the bars of others: their times with a gate, or another number of their rows."""
+    rows = [row for row in saved()["rows"] if (row["shape"], row["direction"]) == (SHAPE, direction)]
+    rows = [row for row in rows if row.get("gate", saved()["gate"]) == gate and (key is None or key in row)]
+    bars = [Bar(row["peer"], row[key or "slow"], row[key or "fast"]) for row in rows]
+    if key is None:
+        new = [side for side in times.OTHERS.values() if side not in {bar.name for bar in bars}]
+        bars += [bar for side in new for keeps in (False, True) if (bar := ours(direction, gate, keeps, side))]
+    return bars
 
 
-def of_peers(direction: str, key: str | None = None) -> list[Bar]:
-    rows = [row for row in peers() if (row["shape"], row["direction"]) == (SHAPE, direction)]
-    if key:
-        return [Bar(row["peer"], row[key], row[key]) for row in rows if key in row]
-    return [Bar(row["peer"], row["slow"], row["fast"]) for row in rows]
+def ours(direction: str, gate: str, keeps: bool, side: str = "kda") -> Bar | None:
+    both = [times.found(CARD, SHAPE, gate, regime, direction, keeps, side) for regime in ("slow", "fast")]
+    slow, fast = both[0] or both[1], both[1] or both[0]
+    if slow is None or fast is None:
+        return None
+    return Bar(KEEPS[keeps].replace("kda", side), slow.ms, fast.ms, side == "kda")
 
 
-def forward() -> list[Bar]:
-    mine = {row["regime"]: 1e3 * row["median"] for row in read("h200-sm90") if row["shape"] == SHAPE}
-    return [*of_peers("forward"), Bar("kda", mine["slow"], mine["fast"], True)]
-
-
-def of_steps(key: str) -> dict[str, float]:
-    return {row["regime"]: row[key] for row in read("h200-sm90-step") if row["shape"] == SHAPE}
-
-
-def step() -> list[Bar]:
-    again, saved = (of_steps(f"{mode} graph") for mode in ("again", "kept"))
-    return [
-        *of_peers("step"), Bar("kda", again["slow"], again["fast"], True),
-        Bar("kda, disable_recompute", saved["slow"], saved["fast"], True),
-    ]
+def bars_of(direction: str, gate: str) -> list[Bar]:
+    """Return the bars of a panel; none if nothing of ours was timed with this gate."""
+    forms = (False, True)[: 1 + (direction == "step")]
+    mine = [bar for keeps in forms if (bar := ours(direction, gate, keeps))]
+    return [*peers(direction, gate), *mine] if mine else []
 
 
 def memory() -> list[Bar]:
-    mine = [(name, of_steps(f"{mode} MiB")["slow"] / MIB_PER_GIB)
-            for name, mode in (("kda", "again"), ("kda, disable_recompute", "kept"))]
-    return [*of_peers("step", "GiB"), *(Bar(name, x, x, True) for name, x in mine)]
+    steps = [(KEEPS[keeps], times.found(CARD, SHAPE, "bounded", "slow", "step", keeps)) for keeps in (False, True)]
+    mine = [Bar(name, timed.GiB, timed.GiB, True) for name, timed in steps if timed and timed.GiB]
+    return [*peers("step", "bounded", "GiB"), *mine]
+
+
+def gains() -> list[Gain]:
+    """Return what training gains: by the kernels alone, by a layer, by a whole model."""
+    found = []
+    for bar in peers("step", "bounded"):
+        mine = ours("step", "bounded", "disable_recompute" in bar.name)
+        if bar.name == "FLA, disable_recompute" and mine:
+            found.append(Gain("`chunk_kda`, 64 heads", "bounded", "H200", bar.slow, mine.slow, "ms"))
+    layer, model = times.document("h200-layer"), times.document("h100-model")
+    steps = {(row["heads"], row["side"]): row["ms"] for row in layer["rows"] if row["what"] == "step" and "ms" in row}
+    gate = "softplus" if layer["lower_bound"] is None else "bounded"
+    for heads in sorted({heads for heads, side in steps if side == "fla"}, reverse=True):
+        found.append(Gain(f"a layer, {heads} heads", gate, "H200", steps[heads, "fla"], steps[heads, "kda"], "ms"))
+    rates = {row["side"]: row["tokens_per_second"] for row in model["rows"]}
+    size = model["settings"]
+    what = f"FLA's model, {size['layers']} layers, {size['heads']} heads"
+    return [*found, Gain(what, model["gate"], "H100", rates["fla"], rates["kda"], "tokens/s")]
 
 
 def gates() -> list[str]:
     """Milliseconds on an H100 with each gate: forward and step, at 64 heads and at 32."""
-    steps = {row["shape"]: row for row in read("h100-sm90-step") if row["regime"] == "slow"}
-    forwards = {(row["shape"], row["gate"]): row["forward"] for row in read("h100-gates")}
     rows = []
-    for gate, suffix, model in (("bounded", "", "Kimi-K3"), ("softplus", " softplus", "Kimi-Linear")):
-        cells = [f"{forwards[shape, gate]:.3f}" for shape in ("h64-8k", "h32-8k")]
-        cells += [f"{steps[shape + suffix]['kept graph']:.2f}" for shape in ("h64-8k", "h32-8k")]
-        rows.append(f"| {gate}, as in {model} | {' | '.join(cells)} |")
+    for gate in times.gates_of("h100"):
+        cells = [
+            f"{timed.ms:.{digits}f}" if timed else "-" for direction, digits in (("forward", 3), ("step", 2))
+            for timed in (times.found("h100", shape, gate, "slow", direction, direction == "step")
+                          for shape in ("h64-8k", "h32-8k"))
+        ]
+        rows.append(table_row(f"{gate}, as in {MODELS[gate]}", *cells))
     return rows
+
+
+def steps_with_the_host() -> dict[str, tuple[float, float]]:
+    """Return saved steps on an H100, by shape: from a graph, and with the host's time."""
+    rows = {row["shape"]: row for row in times.document("h100-eager")["rows"] if row.get("keeps")}
+    shapes = ("B=1 T=8192 H=64", "B=1 T=8192 H=16", "B=1 T=1024 H=64")
+    return {shape: (rows[shape]["graph"], rows[shape]["eager"]) for shape in shapes}
+
+
+def eager() -> list[str]:
+    """Return the figures of EAGER."""
+    return [f"{x:.2f}" for pair in steps_with_the_host().values() for x in pair]
+
+
+def shown() -> list[str]:
+    """Return the figures of SHOWN, what the picture says of kda."""
+    again, kept = bars_of("step", "bounded")[-2:]
+    return [f"{max(bar.slow, bar.fast):.2f}" for bar in (bars_of("forward", "bounded")[-1], kept, again)]
+
+
+def panels() -> Iterator[tuple[str, list[Bar]]]:
+    """Yield the titles of panels and their bars; only those of gates that are on record."""
+    for direction, words in WAYS.items():
+        for gate in times.gates_of(CARD):
+            if bars := bars_of(direction, gate):
+                yield f"{words}, ms, {gate} gate", bars
+    yield "peak memory of a step, GiB, bounded gate", memory()
+    gate, words = times.document("h100-eager")["gate"], "{:.2f} graph, {:.2f} eager"
+    yield f"saved step, ms, {gate} gate, an H100 with a slow host", [
+        Bar(shape, outside, graph, True, words) for shape, (graph, outside) in steps_with_the_host().items()
+    ]
+    yield "gain of training over FLA, times as fast", [
+        Bar(f"{gain.what.replace('`', '')}, {gain.gate}, {gain.card}", gain.times, gain.times, True) for gain in gains()
+    ]
+
+
+def words_of(bar: Bar) -> str:
+    """Return what stands beside a bar."""
+    most, least = max(bar.slow, bar.fast), min(bar.slow, bar.fast)
+    return bar.words.format(least, most) if most > 1.03 * least else f"{most:.2f}"
 
 
 def draw(theme: dict[str, str], file: Path) -> None:
@@ -96,24 +180,21 @@ def draw(theme: dict[str, str], file: Path) -> None:
         "font.family": "sans-serif", "font.size": 10, "svg.hashsalt": "kda", "text.color": theme["text"],
         "axes.labelcolor": theme["text"], "xtick.color": theme["faint"], "ytick.color": theme["text"],
     })
-    gate = f"{saved()['gate']} gate"
-    panels = {f"forward, ms, {gate}": forward(), f"training step, ms, {gate}": step(),
-              "peak memory of a step, GiB": memory()}
-    heights = [len(bars) + 1.2 for bars in panels.values()]
-    figure, axes = plt.subplots(len(panels), figsize=(8.4, 0.3 * sum(heights)), height_ratios=heights)
-    for ax, (title, bars) in zip(axes, panels.items()):
+    drawn = dict(panels())
+    heights = [len(bars) + 1.2 for bars in drawn.values()]
+    figure, axes = plt.subplots(len(drawn), figsize=(8.4, 0.3 * sum(heights)), height_ratios=heights)
+    for ax, (title, bars) in zip(axes, drawn.items()):
         for place, bar in enumerate(reversed(bars)):
             most, least = max(bar.slow, bar.fast), min(bar.slow, bar.fast)
             colour = theme["ours" if bar.ours else "others"]
             ax.barh(place, most, color=colour, height=0.68, linewidth=0)
-            differ = most > 1.03 * least
-            if differ:
+            if most > 1.03 * least:
                 ax.barh(place, least, color=theme["faint"], height=0.68, linewidth=0)
-            said = f"{least:.2f} fast gates, {most:.2f} slow" if differ else f"{most:.2f}"
-            ax.text(most, place, f"  {said}", va="center", weight="bold" if bar.ours else "normal")
+            ax.text(most, place, f"  {words_of(bar)}", va="center", weight="bold" if bar.ours else "normal")
         ax.set_yticks(range(len(bars)), [bar.name for bar in reversed(bars)])
         ax.set_title(title, loc="left", weight="bold", color=theme["text"], fontsize=10)
-        ax.set_xlim(0, 1.45 * max(max(bar.slow, bar.fast) for bar in bars))
+        alike = [each for other, each in drawn.items() if title.partition(",")[0] == other.partition(",")[0]]
+        ax.set_xlim(0, 1.7 * max(max(bar.slow, bar.fast) for each in alike for bar in each))
         ax.set_xticks([])
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
@@ -122,12 +203,20 @@ def draw(theme: dict[str, str], file: Path) -> None:
     plt.close(figure)
 
 
+def readme(text: str) -> str:
+    """Return README with its tables of figures, and what is said of the picture and of eager steps."""
+    text = with_rows(with_rows(text, GATES, gates()), GAINS, [gain.row for gain in gains()])
+    return with_figures(with_figures(text, EAGER, eager()), SHOWN, shown())
+
+
 def texts() -> dict[Path, str]:
-    """Return the pictures, and README with its table of gates."""
-    pictures = {README: with_rows(README.read_text(), GATES, gates())}
+    """Return the pictures, and README with its figures."""
+    pictures = {README: readme(README.read_text())}
     with tempfile.TemporaryDirectory() as folder:
         for name, theme in THEMES.items():
             file = Path(folder, f"h200-{name}.svg")
             draw(theme, file)
             pictures[PICTURES / file.name] = file.read_text()
     return pictures
+
+

@@ -73,7 +73,7 @@ CALLS = (
     Call("sm90", "h64-8x1k", {"fused": 360.8}, HOPPER, "held out"),
     Call("sm90", "h64-mixed", {"fused": 351.0}, HOPPER, "held out"),
     Call("sm90", "h64-8k", {"prepare": 229, "chain": 187}, ALONE, "seen", two=True),
-    Call("sm90", "kimi-8k", {"prepare": 114.6, "chain": 182.5}, HOPPER, "seen", two=True),
+    Call("sm90", "h32-8k", {"prepare": 114.6, "chain": 182.5}, HOPPER, "seen", two=True),
     Call("sm90", "h96-8k", {"prepare": 339.5, "chain": 298.9}, HOPPER, "seen", two=True),
     Call("sm90", "h64-64x128", {"prepare": 245.8, "chain": 257.7}, HOPPER, "held out", two=True),
     Call("sm90", "h8-32k", {"prepare": 115.3}, HOPPER, "seen", two=True),
@@ -85,7 +85,7 @@ CALLS = (
     Call("sm90", "h12-4k", {"stream": 86.4}, STREAM, "held out"),
     Call("sm90", "h64-8k", {"prepare, backward": 229, "chain, backward": 251, "walk, backward": 251,
          "grads, backward": 700}, BACKWARD, "held out"),
-    Call("sm90", "kimi-8k", {"prepare, backward": 115, "chain, backward": 182, "walk, backward": 242,
+    Call("sm90", "h32-8k", {"prepare, backward": 115, "chain, backward": 182, "walk, backward": 242,
          "grads, backward": 352}, BACKWARD, "held out"),
     Call("triton", "h64-8k", {"prepare": 747, "state": 220, "state_bwd, backward": 370, "wy_bwd, backward": 320,
          "intra_bwd, backward": 1980, "norms_bwd, backward": 240}, TRITON, "seen"),
@@ -144,8 +144,8 @@ WAITS = (                                    # the clock's reasons, as the colum
 )
 NCU = {                                      # kernel: its call's shape and name; percent of issue slots, then WAITS
     "sm90 fused": ("h64-8k", "fused", 57, 1.70, 1.98, 1.13, 1.04, 0.68, 1.02),
-    "sm90 prepare, H32": ("kimi-8k", "prepare", 60, 1.66, 0.93, 1.06, 1.04, 0.75, 1.23),
-    "sm90 chain, H32": ("kimi-8k", "chain", 28, 1.04, 0.48, 0.79, 0.66, 0.14, 0.02),
+    "sm90 prepare, H32": ("h32-8k", "prepare", 60, 1.66, 0.93, 1.06, 1.04, 0.75, 1.23),
+    "sm90 chain, H32": ("h32-8k", "chain", 28, 1.04, 0.48, 0.79, 0.66, 0.14, 0.02),
     "Triton prepare": ("h64-8k", "prepare", 26, 3.25, 0.62, 1.45, 0.73, 0.14, 0.14),
     "Triton state_bwd": ("h64-8k", "state_bwd, backward", 19, 1.66, 1.35, 0.57, 0.39, 0.08, 0.00),
     "Triton wy_bwd": ("h64-8k", "wy_bwd, backward", 24, 3.78, 0.65, 0.77, 1.28, 0.23, 0.17),

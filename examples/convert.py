@@ -75,7 +75,8 @@ def fault_of(name: str, about: Any) -> str | None:
     if not name.isprintable():
         return f"{name!r} is no name of a tensor"
     fields = about if isinstance(about, dict) else {}
-    dtype, shape, offsets = (fields.get(field) for field in ("dtype", "shape", "data_offsets"))
+    described: list[Any] = [fields.get(field) for field in ("dtype", "shape", "data_offsets")]
+    dtype, shape, offsets = described
     numbers = all(isinstance(each, list) and all(type(n) is int and n >= 0 for n in each) for each in (shape, offsets))
     if not (isinstance(dtype, str) and numbers and len(offsets) == 2):
         return f"{name!r} needs a dtype, a shape and two data_offsets; found {reprlib.repr(about)}"
@@ -137,12 +138,11 @@ def demo(layout: str, folder: Path) -> None:
     """A small random layer as a checkpoint with this layout has it."""
     torch.manual_seed(0)
     to = LAYOUTS[layout]
-    ranks = {option: "head" if rank == "low" else None for option, rank in
-             (("forget_rank", to.forget), ("gate_rank", to.gate))}
+    forget, gate = ("head" if rank == "low" else None for rank in (to.forget, to.gate))
     model = {"transformers.glm5_next": "glm5_next_text", "glm5_next": "glm5_next_text", "kimi_k3": "kimi_linear"}.get(
         layout, layout.removeprefix("transformers."))
     bound = None if layout.endswith(("kimi_linear", "fla")) else -5.0
-    layer = KimiDeltaAttention(64, 2, 32, lower_bound=bound, **ranks)
+    layer = KimiDeltaAttention(64, 2, 32, lower_bound=bound, forget_rank=forget, gate_rank=gate)
     save(layer.to_checkpoint(layout, "model.layers.0.self_attn."), folder / "model.safetensors")
     config = {"model_type": model, "rms_norm_eps": 1e-5, "hidden_size": 64,
               "linear_head_dim": 32, "linear_num_heads": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -204,7 +204,7 @@ def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?", help="of a checkpoint: its .safetensors and config.json")
     parser.add_argument("--demo", choices=LAYOUTS, metavar="LAYOUT",
                         help=f"instead of a folder: {', '.join(LAYOUTS)}")

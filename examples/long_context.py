@@ -68,7 +68,7 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--tokens", type=positive, default=2048, help="of all ranks")
     parser.add_argument("--lengths", type=numbers, help="of packed sequences, with commas; left out: one sequence")
     parser.add_argument("--layout", choices=("contiguous", "zigzag"), default="contiguous",
@@ -126,13 +126,17 @@ def main() -> int:
     return wrong
 
 
+def grads(model: Model) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
 def compare(model: Model, loss: float, x: torch.Tensor, offsets: torch.Tensor) -> int:
     """The same on this rank alone: 1 if the loss or a gradient is another."""
-    found = {name: p.grad.clone() for name, p in model.named_parameters()}
+    found = grads(model)
     model.zero_grad()
     alone = step(model, x, x.shape[1], None, offsets).item()
-    apart = {name: ((found[name] - p.grad).norm() / p.grad.norm()).item() for name, p in model.named_parameters()}
-    name = max(apart, key=apart.get)
+    apart = {name: ((found[name] - grad).norm() / grad.norm()).item() for name, grad in grads(model).items()}
+    name = max(apart, key=lambda each: apart[each])
     print(f"beside one process: loss {abs(loss - alone) / alone:.1e} apart, relative;\n"
           f"  the worst gradient, of {name}, {apart[name]:.1e}")
     return int(abs(loss - alone) > 1e-5 * alone or apart[name] > 1e-3)

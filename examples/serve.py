@@ -96,13 +96,12 @@ class Pool:
     def __init__(self, model: Model, slots: int):
         self.layers, self.free = {}, list(range(slots))
         like = model.embed.weight
-        for n, block in enumerate(model.blocks):
-            layer = block.mixes
+        for n, layer in enumerate(each for each in model.modules() if isinstance(each, KimiDeltaAttention)):
             wide = torch.promote_types(like.dtype, torch.float32)
             recurrent = like.new_zeros(slots, layer.num_v_heads, layer.head_v_dim, layer.head_dim, dtype=wide)
-            conv = tuple(like.new_zeros(slots, layer.conv_size - 1, each.channels)
-                         for each in (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d))
-            self.layers[n] = LayerState(recurrent, conv)
+            q, k, v = (like.new_zeros(slots, layer.conv_size - 1, each.channels)
+                       for each in (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d))
+            self.layers[n] = LayerState(recurrent, (q, k, v))
 
     def read(self, slots: list[int]) -> Cache:
         index = torch.tensor(slots, device=self.layers[0].recurrent.device)
@@ -159,7 +158,8 @@ class Engine:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.prefixes: dict[tuple[int, ...], int] = {}                        # tokens -> slot, the oldest first
-        self.counts = dict.fromkeys(("finished", "cancelled", "failed", "refused", "hits", "halved", "steps"), 0)
+        counted = "finished", "cancelled", "failed", "refused", "hits", "halved", "steps"
+        self.counts: dict[str, int] = dict.fromkeys(counted, 0)
         self.work, self.stopping = asyncio.Event(), asyncio.Event()
 
     # requests
@@ -213,13 +213,13 @@ class Engine:
             prefix = self._prefix_of(self.waiting[0])
             held = self.prefixes.pop(prefix) if prefix else None              # so that nothing evicts it
             slot = self._take()
-            if prefix:
+            if prefix and held is not None:
                 self.prefixes[prefix] = held                                  # the youngest
             if slot is None:
                 return
             request = self.waiting.popleft()
             request.slot = slot
-            if prefix:
+            if prefix and held is not None:
                 self.pool.copy(held, slot)
                 request.done = request.cached = len(prefix)
                 self.counts["hits"] += 1
@@ -490,7 +490,7 @@ class Load:
 
     async def client(self, port: int, prompt: str, limit: int, patience: int) -> None:
         """Be a client that hangs up after so many tokens."""
-        last, text = time.perf_counter(), []
+        last, text = time.perf_counter(), list[str]()
 
         def on_line(line: dict) -> bool:
             nonlocal last

@@ -20,6 +20,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -61,7 +62,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(hidden, 6 * hidden, bias=False), nn.Linear(3 * hidden, hidden, bias=False)
 
     def forward(self, x: torch.Tensor, states: Cache | None, keys: dict | None) -> torch.Tensor:
-        kept = keys if isinstance(self.mixes, Attention) else states
+        kept: Any = keys if isinstance(self.mixes, Attention) else states
         x = x + self.mixes(self.before(x), cache=kept)
         a, b = self.up(self.between(x)).chunk(2, -1)
         return x + self.down(F.silu(a) * b)
@@ -87,7 +88,7 @@ class Model(nn.Module):
     @torch.no_grad()
     def continued(self, prompt: bytes, tokens: int) -> str:
         """The prompt, and the tokens that the model finds most likely after it."""
-        device, states, keys = self.embed.weight.device, Cache(), {}
+        device, states, keys = self.embed.weight.device, Cache(), dict[nn.Module, Any]()
         given, text = torch.tensor([[*prompt]], device=device), [*prompt]
         for _ in range(tokens):
             given = self(given, states, keys)[:, -1:].argmax(-1)
@@ -151,7 +152,7 @@ def rate(text: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--steps", type=positive, help="300 by default, 60 on a CPU")
     parser.add_argument("--batch", type=positive, default=8, help="sequences of each process")
     parser.add_argument("--length", type=positive, default=256, help="tokens of a sequence")

@@ -9,6 +9,7 @@ COMMANDS = {
     "doctor": ("kda.tools.commands.doctor", "Say what works on this machine, and how to fix the rest."),
     "selftest": ("kda.tools.commands.selftest", "Check the kernels of an arch, as far as this host can."),
     "verify": ("kda.tools.commands.verify", "Find the first stage of a backend that is wrong."),
+    "explain": ("kda.tools.commands.explain", "Say what a call would run on any GPU, and why."),
     "bench": ("kda.tools.commands.bench", "Time a backend, on inputs on which it was compared."),
     "simulate": ("ptxkit.commands.simulate", "Find races in any script's kernels, without a GPU."),
     "timeline": ("kda.tools.commands.timeline", "Show what a forward's warps and units do, without a GPU."),

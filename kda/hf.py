@@ -99,7 +99,7 @@ def _replace(module: ModuleType, name: str, make: Callable[[Callable], Callable]
         setattr(module, name, _replaced[module, name][1])
 
 
-def _offsets(keywords: dict[str, Any]) -> Tensor | None:
+def offsets_of(keywords: dict[str, Any]) -> Tensor | None:
     """Return the offsets of packed sequences; a collator that packs for attention names them cu_seq_lens_q."""
     given = keywords.get("cu_seqlens")
     return keywords.get("cu_seq_lens_q") if given is None else given
@@ -112,7 +112,7 @@ def _served(ours: Callable, old: Callable) -> Callable:
     @functools.wraps(old)
     def call(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> tuple[Tensor, Tensor | None]:
         given = {name: x for name, x in keywords.items() if name in known}
-        offsets = _offsets(keywords)
+        offsets = offsets_of(keywords)
         if offsets is not None:
             given["cu_seqlens"] = offsets
         if torch.compiler.is_compiling() and not args:
@@ -140,7 +140,7 @@ def _convolution(old: Callable) -> Callable:
 
     @functools.wraps(old)
     def call(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **keywords: Any):
-        offsets = _offsets(keywords)
+        offsets = offsets_of(keywords)
         if offsets is None or keywords.get("seq_idx") is not None:
             return old(x, weight, bias, activation, **keywords)
         if activation not in ("silu", "swish") or x.shape[0] != 1:

@@ -13,8 +13,8 @@ from kda.tools.measure.shapes import SHAPES
 from ..pages import table_row
 from . import blackwell, blackwell_step
 
-FORWARDS = "h64-8k", "h96-8k", "kimi-8k", "h16-8k", "h12-8k", "h12-512", "h8-64k", "h64-8x1k", "h64-8k-64"
-STEPS = "h64-8k", "h96-8k", "kimi-8k", "h16-8k"
+FORWARDS = "h64-8k", "h96-8k", "h32-8k", "h16-8k", "h12-8k", "h12-512", "h8-64k", "h64-8x1k", "h64-8k-64"
+STEPS = "h64-8k", "h96-8k", "h32-8k", "h16-8k"
 COMPARED = "h64-8k"                          # the shape whose kernels are counted and predicted one by one
 HOPPER = 1.26                                # an H200's times over the clock's: forward 0.311 for 0.249 ms, and so on
 OF_FORWARDS = "| forward, ms | the clock | if as far off as on Hopper | published |"

@@ -319,7 +319,8 @@ def chunk_kda_bwd(
     with autograd.without_autograd():
         grads = operate(autograd.call, call, "chunk_backward", *tensors, *settings, do, dht, *tensors_saved)
     given = (q, k, v, *inputs[3:])                                             # before autocast
-    return Grads(*(None if x is None else grad.to(x.dtype) for x, grad in zip(given, grads)))
+    results: list[Any] = [None if x is None else grad.to(x.dtype) for x, grad in zip(given, grads)]
+    return Grads(*results)
 
 
 def fused_recurrent_kda(
@@ -594,8 +595,9 @@ def _forward(inputs: Inputs, options: Options, save: Save, training: bool = Fals
     settings = [getattr(options, name) for name in autograd.OPTIONS]
     arguments = *inputs[: len(autograd.INPUTS)], *settings, save.value
     o, ht, h, *saved = operate(autograd.call, call, "chunk_forward", *arguments)
+    kind = save.kind if save in (Save.ALL, Save.OWN, Save.STATES) else None
     return Outputs(o, ht if options.output_final_state else None, h if options.return_intermediate_states else None,
-                   save.kind(*saved) if save in (Save.ALL, Save.OWN, Save.STATES) else None)
+                   None if kind is None else kind(*saved))
 
 
 def _made_with(inputs: Inputs, options: Options) -> MadeWith:
@@ -627,7 +629,7 @@ def _check_saved(call: Call, passed: Any) -> None:
     if isinstance(saved, OpaqueSaved):
         problem = problem_of(call, "backward")
         backend = choose(problem, backend_asked(call.options.backend)).backend
-        if not capability(backend).saves_opaque:                                  # its backward recomputes
+        if backend is None or not capability(backend).saves_opaque:            # its backward recomputes
             return
         forms = [autograd.outlines_of(call, save, backend) for save in (Save.OWN, Save.STATES)]
         outlines = next((form for form in forms if saved.memory.shape == form[0][0]), forms[0])

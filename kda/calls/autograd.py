@@ -521,7 +521,7 @@ _AUTOGRAD = {
     "recurrent_": _writing("recurrent_", _recurrent_call_, WRITTEN_STATE),
 }
 _FUNCTIONS = {
-    name: transforms.function(name, run, *_FLAT_LINKS[name], written=_WRITTEN.get(name)) for name, run in _FLAT.items()
+    name: transforms.function(name, run, *_FLAT_LINKS[name], written=_WRITTEN.get(name)) for name, run in _FLAT.items()  # type: ignore[arg-type]
 }
 
 

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kda.checks.calls import CALLER, REQUIRED, TRAINING, Call, autocasts, check, is_training, problem_of
-from kda.errors import InputError
+from kda.errors import InputError, InputTypeError, in_words
 from kda.model.bundles import Save
-from kda.routing.dispatch import Choice, Route, backend_asked, check_backend_name, route, weigh_route
+from kda.model.host import Host, host_of, stand_in, standing_in, supposed
+from kda.model.offsets import offsets_dtype
+from kda.model.problem import Problem
+from kda.routing.dispatch import (
+    Choice,
+    Route,
+    backend_asked,
+    check_backend_name,
+    route,
+    weigh_route,
+)
+from ptxkit.compile.target import TARGETS, Target, parse
 
 from .api import bind_a_part, fused_recurrent_kda, fused_recurrent_kda_fwd, parallel, refuse_keywords
 from .arguments import by_name, operate, prepare, saves_states
 from .autograd import outlines_of
+
+if TYPE_CHECKING:
+    from kda.tools.verify.ran import RanKernels
+
+    from .planned import Planned
 
 Tensor = torch.Tensor
 
@@ -28,6 +46,8 @@ class Explanation:
     forward: Choice
     backward: Choice | None = None           # None: no gradients are wanted
     notes: tuple[str, ...] = ()              # which backend runs a training forward, what is saved, how maps are made
+    planned: tuple[Planned, ...] = ()        # what each direction launches, of backends with kernels
+    ran: tuple[RanKernels, ...] = ()         # what of that ran on a GPU as it is
 
     @property
     def backend(self) -> str | None:
@@ -35,26 +55,32 @@ class Explanation:
         return self.forward.backend
 
     def __str__(self) -> str:
-        return "\n".join(str(part) for part in (self.forward, self.backward, *self.notes) if part is not None)
+        parts = self.forward, self.backward, *self.notes, *self.planned, *self.ran
+        return "\n".join(str(part) for part in parts if part is not None)
 
     __repr__ = __str__
 
 
-def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Explanation:
+def explain(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, arch: str | None = None, **keywords: Any
+) -> Explanation:
     """Say which backend handles this call of `chunk_kda` and why each other one does not; nothing is computed.
 
     If an input requires a gradient, that includes the choice for the backward, which backend then runs the forward if
     that differs, and what is kept between the two. With a `cp_context` it also says which backend computes the
-    maps of sequences that span several ranks.
+    maps of sequences that span several ranks. Of a GPU's kernels it says which are launched, in which form, and how
+    many of them ran on a GPU as they are now. Tensors on meta count as tensors of the GPU, if there is one.
 
     Args:
         q, k, v, g, beta, args, keywords: the arguments of `chunk_kda`.
+        arch: a GPU arch or card, such as "sm90" or "h100": explain the call on that GPU instead of this machine, with
+            kda's requirements installed. Tensors may be on any device, also on meta.
 
     Returns:
         An `Explanation`: print it. Its `backend` is None if no backend accepts the call: that is not an error here.
 
     Raises:
-        InputError: as `chunk_kda`.
+        InputError: as `chunk_kda`; or no GPU is called as `arch` says.
 
     Example:
         >>> q, k, v, g = torch.randn(4, 1, 70, 2, 16).unbind()
@@ -65,6 +91,8 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
         * reference  accepts it
         >>> found.backend
         'reference'
+        >>> explain(q, k, v, -g.abs(), torch.rand(1, 70, 2), arch="h100").backend
+        'triton'
     """
     inputs, options, context = bind_a_part("explain", q, k, v, g, beta, *args, **keywords)
     check(Call("explain", inputs, options), CALLER)
@@ -72,13 +100,74 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
         parallel().operators.check_tokens("explain", context, inputs.q)
     requested = backend_asked(options.backend)
     check_backend_name(requested)                                              # before anything else is checked
+    target = None if arch is None else _target(arch)
     call, training = Call("explain", inputs, options), is_training(inputs)
-    found = weigh_route(problem_of(call), requested, training, saves_states(options))
-    notes = _notes(found, call) if training and found.refused is None else []
-    if context is not None and found.choices[0].backend:
-        notes.append(parallel().operators.maps.how(found.forward, requested))
+    problem = problem_of(call)
+    offsets = offsets_dtype(inputs)
+    with _machine(target):
+        problem = dataclasses.replace(problem, device=_device(problem.device, target))
+        found = weigh_route(problem, requested, training, saves_states(options))
+        notes = _notes(found, call) if training and found.refused is None else []
+        if context is not None and found.choices[0].backend:
+            notes.append(parallel().operators.maps.how(found.forward, requested))
+        return _explained(found, training, offsets, notes, target)
+
+
+def explain_problem(problem: Problem, requested: str, target: Target | None) -> Explanation:
+    """Say the same of a call without gradients that is only described, such as one of `decode_step`."""
+    with _machine(target):
+        problem = dataclasses.replace(problem, device=_device(problem.device, target))
+        return _explained(weigh_route(problem, requested), False, "int64" if problem.packed else None, [], target)
+
+
+def _explained(
+    found: Route, training: bool, offsets: str | None, notes: list[str], target: Target | None
+) -> Explanation:
+    from kda.tools.verify.ran import ran_of
+
+    from .planned import planned_of
+
     choices = [choice.named_here() for choice in found.choices]
-    return Explanation(choices[0], choices[1] if training else None, tuple(notes))
+    planned = () if found.refused else planned_of(found, training, offsets)
+    of_backends = {each.backend: [r for other in planned if other.backend == each.backend for r in other.recipes]
+                   for each in planned}
+    asked, host = target or _target_of(choices[0].host), choices[0].host
+    if target:
+        chip = host_of(target.name).name.removeprefix("simulated ")
+        notes.append(f"{target.name} stands for {target.examples}; planned for the {host.sms} SMs of one {chip}")
+    ran = [each for backend, recipes in of_backends.items() for each in ran_of(backend, recipes, asked)]
+    return Explanation(choices[0], choices[1] if training else None, tuple(notes), planned, tuple(ran))
+
+
+def _target(arch: Any) -> Target:
+    asked = "the name of a GPU arch or card, such as sm90 or h100"
+    if not isinstance(arch, str):
+        raise InputTypeError("explain", "arch", asked, in_words(arch), "Leave it out for this machine.", "arch.type")
+    try:
+        return parse(arch)
+    except ValueError as error:
+        raise InputError("explain", "arch", asked, repr(arch), f"{str(error)[:1].upper()}{str(error)[1:]}.",
+                         "arch.name") from None
+
+
+def _target_of(host: Host) -> Target | None:
+    return next((target for target in TARGETS.values() if target.cc == host.cc), None)
+
+
+@contextlib.contextmanager
+def _machine(target: Target | None) -> Iterator[None]:
+    """Let a machine with such a GPU stand in for this one inside the `with`."""
+    with standing_in(supposed(target.name)) if target else contextlib.nullcontext():
+        yield
+
+
+def _device(name: str, target: Target | None) -> str:
+    """Return the device of which a call is explained: that of its tensors, or a GPU for those that are nowhere."""
+    if target is not None:
+        return "cuda:0"
+    if name == "meta" and stand_in() is None:
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    return name
 
 
 def _notes(found: Route, call: Call) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.metadata
 import platform
@@ -57,6 +58,18 @@ def installed_versions() -> tuple[tuple[str, str], ...]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return tuple(versions)
+
+
+def gpu_of(arch: str) -> Host:
+    """Return a GPU of `arch` with tensors of its own, as the simulator knows it."""
+    return dataclasses.replace(host_of(arch), device="cuda:0", simulated=False)
+
+
+def supposed(arch: str) -> Host:
+    """Return a machine with such a GPU, on which kda is installed with all that it needs."""
+    gpu = gpu_of(arch)
+    versions = tuple((package, gpu.version(package) or "supposed") for package in PACKAGES)
+    return dataclasses.replace(gpu, name=arch, system=("Linux", "x86_64"), versions=versions)
 
 
 def host_of(arch: str) -> Host:

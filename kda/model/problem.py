@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ ONE_OF: dict[str, tuple[Any, ...]] = {
     "g_dtype": DTYPES, "beta_dtype": DTYPES, "state_dtype": DTYPES, "checkpoints": DTYPES,
 }
 DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "xla", "meta")                     # with or without ":0"
+_SIZE = re.compile(r"(B|T|N|H|HV|K|V|C)(\d+)")                # T8192 is T=8192
 MAX_K = 256                                  # limit of chunk_kda; fused_recurrent_kda has none of its own
 
 
@@ -206,37 +208,46 @@ class Problem(Hashed):
 
     @classmethod
     def parse(cls, text: str, **defaults: Any) -> Problem:
-        """A problem from words such as "K=64 V=128 float32 packed backward": field=value, a dtype, or a name below."""
+        """Return a problem from words such as "K=64 V=128 float32 packed backward": field=value, a size as in T8192, a
+        dtype, or a name below; the name of a field that is true or false makes it true."""
         by_name = {f.name: f for f in dataclasses.fields(cls) if f.name != "force"}
         fields = dict(defaults)
         words: dict[str, dict[str, Any]] = {
             **{name: {"dtype": d, "g_dtype": d, "beta_dtype": d}
                for name, d in (*zip(DTYPES, DTYPES), *SHORT_DTYPES.items())},
-            "packed": {"packed": True}, "forward": {"direction": "forward"}, "backward": {"direction": "backward"},
-            "recurrent": {"op": "recurrent"}, "decode": {"op": "decode", "T": 1},
-            "chunk": {"op": "chunk"}, "softplus": {"gate": "softplus", "A_log": True},
+            "forward": {"direction": "forward"}, "backward": {"direction": "backward"},
+            "chunk": {"op": "chunk"}, "recurrent": {"op": "recurrent"}, "decode": {"op": "decode", "T": 1},
+            "chunk_kda": {"op": "chunk"}, "fused_recurrent_kda": {"op": "recurrent"},
+            "decode_step": {"op": "decode", "T": 1},
+            "given": {"gate": "given"}, "softplus": {"gate": "softplus", "A_log": True},
             "bounded": {"gate": "bounded", "A_log": True, "lower_bound": -5.0}, "l2norm": {"qk_l2norm": True},
             "cpu": {"device": "cpu"}, "cuda": {"device": "cuda:0"},
+            **{name: {name: True} for name, field in by_name.items() if field.type == "bool"},
         }
         assigned: dict[str, Any] = {}  # fields given as name=value: no word overrides them
+        unknown = []
         for word in text.replace(",", " ").split():
-            name, equals, value = word.partition("=")
+            size = _SIZE.fullmatch(word)
+            name, equals, value = (size[1], "=", size[2]) if size else word.partition("=")
             if word in words:
                 fields |= words[word]
             elif equals and name in by_name:
                 assigned[name] = _parsed(by_name[name], value, word)
             else:
-                known = ", ".join([*words, *(f"{n}=..." for n in by_name)])
-                meant = _meant(word, words, by_name)
-                raise ValueError(f"--problem: {word!r} is not a known word.{meant} Known: {known}")
+                unknown.append(word)
+        if unknown:
+            meant = "".join(_meant(word, words, by_name) for word in unknown)
+            known = ", ".join([*words, *(f"{name}=..." for name in by_name if name not in words)])
+            are = "is not a known word" if len(unknown) == 1 else "are not known words"
+            raise ValueError(f"{' and '.join(map(repr, unknown))} {are}.{meant} Known: {known}; sizes also as in T8192")
         fields |= assigned
         fields.setdefault("HV", fields.get("H", cls.HV))
         if fields["HV"] % fields.get("H", cls.H):
-            raise ValueError(f"--problem: HV={fields['HV']} must be a multiple of H={fields.get('H', cls.H)}")
+            raise ValueError(f"HV={fields['HV']} must be a multiple of H={fields.get('H', cls.H)}")
         fields.setdefault("N", fields.get("B", cls.N))
         if fields.get("op", cls.op) == "chunk" and not fields.get("packed") and fields["N"] != fields.get("B", cls.B):
             B, N = fields.get("B", cls.B), fields["N"]
-            raise ValueError(f"--problem: {N=} sequences need `packed`; without it there are {B=} of T tokens")
+            raise ValueError(f"{N=} sequences need `packed`; without it there are {B=} of T tokens")
         fields.setdefault("scale", fields.get("K", cls.K) ** -0.5)
         problem = cls(**fields)
         _check_callable(problem)
@@ -256,15 +267,15 @@ def beta_of(use_sigmoid: bool, allow_neg_eigval: bool) -> str:
 def _check_callable(p: Problem) -> None:
     """What the checks of a call refuse before any backend is asked, no backend accepts either."""
     if p.op == "chunk" and p.K > MAX_K:
-        raise ValueError(f"--problem: K={p.K} is over {MAX_K}, which chunk_kda permits; `recurrent` has no such limit")
+        raise ValueError(f"K={p.K} is over {MAX_K}, which chunk_kda permits; `recurrent` has no such limit")
     if p.op == "chunk" and p.packed and p.B != 1:
-        raise ValueError(f"--problem: B={p.B} is not 1, and `packed` sequences lie in one row: leave one out")
+        raise ValueError(f"B={p.B} is not 1, and `packed` sequences lie in one row: leave one out")
     if p.op != "chunk" and p.direction == "backward":
-        raise ValueError(f"--problem: `{p.op}` has no `backward`: leave one out")
+        raise ValueError(f"`{p.op}` has no `backward`: leave one out")
 
 
 def _meant(word: str, words: Iterable[str], fields: Iterable[str]) -> str:
-    """The known word that is written alike, capitals aside; nothing if there is none."""
+    """Return the known word that is written alike, capitals aside, as a question; nothing if there is none."""
     name, equals, value = word.partition("=")
     of_lower = {each.lower(): each for each in (fields if equals else words)}
     near = difflib.get_close_matches(name.lower(), of_lower, n=1)
@@ -278,18 +289,18 @@ def _parsed(field: dataclasses.Field, text: str, word: str) -> Any:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         value = {"int": int, "float": float, "str": str}[kind](text)
     except (KeyError, ValueError):
-        raise ValueError(f"--problem: {word!r} needs {field.name} as {kind}, found {text!r}") from None
+        raise ValueError(f"{word!r} needs {field.name} as {kind}, found {text!r}") from None
     name = field.name
     if name in AT_LEAST and value < AT_LEAST[name]:
-        raise ValueError(f"--problem: {word!r} needs {name} of at least {AT_LEAST[name]}")
+        raise ValueError(f"{word!r} needs {name} of at least {AT_LEAST[name]}")
     if name in ONE_OF and value not in ONE_OF[name]:
-        raise ValueError(f"--problem: {word!r} needs {name} to be one of {', '.join(map(str, ONE_OF[name]))}")
+        raise ValueError(f"{word!r} needs {name} to be one of {', '.join(map(str, ONE_OF[name]))}")
     if name == "device" and value.partition(":")[0] not in DEVICES:
-        raise ValueError(f"--problem: {word!r} needs a device of torch, such as cpu or cuda:0")
+        raise ValueError(f"{word!r} needs a device of torch, such as cpu or cuda:0")
     if name == "lower_bound" and not -math.inf < value < 0:
-        raise ValueError(f"--problem: {word!r} needs a finite negative number")
+        raise ValueError(f"{word!r} needs a finite negative number")
     if name == "scale" and not math.isfinite(value):
-        raise ValueError(f"--problem: {word!r} needs a finite number")
+        raise ValueError(f"{word!r} needs a finite number")
     return value
 
 

@@ -268,7 +268,7 @@ class KimiDeltaAttention(nn.Module):
         o, recurrent = self._attend(x, q, k, v, before, sequences, T, cache is not None, cp_context)
         if cache is not None:
             after = (next_state(each, self.conv_size, state, sequences) for each, state in zip(projected, states))
-            cache[self.layer_idx] = LayerState(recurrent, tuple(after))  # type: ignore[arg-type]
+            cache[self.layer_idx] = LayerState(recurrent, tuple(after))  # type: ignore[arg-type, index]
         gate = self.g_proj(x) if self.gate_rank is None else self.g_b_proj(self.g_a_proj(x))  # type: ignore[operator]
         y = self.o_proj(self.o_norm(o, gate.unflatten(-1, o.shape[-2:])).flatten(-2))
         return y if padded is None else padded.padded(y, B)

@@ -32,7 +32,7 @@ def agree(context: CPContext, op: str, text: str, device: torch.device, *values:
     device ends the work of the process: nothing that comes later on the GPU runs, so no result can be read.
     """
     ask = Ask(op, "cp_context", "cp_context.agreed", context.timeout)
-    group = group_of(context.group)
+    group = group_of(context.group)  # type: ignore[arg-type]
     text = f"{text}, exchange {group.agree_on_exchange(text, ask)} of context {context.agreed}"
     common = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
     return _together(op, _compared, context, common, device, values, group, text, ask)
@@ -85,12 +85,12 @@ def gather(context: CPContext, mine: Tensor, op: str) -> Tensor:
 
 
 def send(context: CPContext, x: Tensor, to: int, op: str) -> None:
-    _together(op, dist.send, x.contiguous(), dist.get_global_rank(context.group, to), context.group)
+    _together(op, dist.send, x.contiguous(), dist.get_global_rank(context.group, to), context.group)  # type: ignore[arg-type]
 
 
 def receive(context: CPContext, like: Tensor, source: int, op: str) -> Tensor:
     received = torch.empty_like(like, memory_format=torch.contiguous_format)
-    _together(op, dist.recv, received, dist.get_global_rank(context.group, source), context.group)
+    _together(op, dist.recv, received, dist.get_global_rank(context.group, source), context.group)  # type: ignore[arg-type]
     return received
 
 
@@ -98,8 +98,8 @@ def swap(context: CPContext, x: Tensor, target: int | None, source: int | None, 
     """Send x to one rank and receive as much from another, at the same time; None: no rank."""
     group, x = context.group, x.contiguous()
     came = None if source is None else torch.empty_like(x)
-    sent = [] if target is None else [dist.P2POp(dist.isend, x, dist.get_global_rank(group, target), group)]
-    received = [] if source is None else [dist.P2POp(dist.irecv, came, dist.get_global_rank(group, source), group)]
+    sent = [] if target is None else [dist.P2POp(dist.isend, x, dist.get_global_rank(group, target), group)]  # type: ignore[arg-type]
+    received = [] if source is None else [dist.P2POp(dist.irecv, came, dist.get_global_rank(group, source), group)]  # type: ignore[arg-type]
     if sent or received:
         _together(op, _finished, [*sent, *received])
     return came

@@ -48,11 +48,11 @@ def segment_map(p: Problem, x: Inputs, requested: str, transition: bool) -> Segm
         return SegmentSummary(eye, _zeros(p, x, p.V) if x.initial_state is None else x.initial_state)
     backend = choose(p, requested).backend
     with autocast_off(x.q):
-        if "forward" in capability(backend).maps:
+        if "forward" in capability(backend).maps:  # type: ignore[arg-type]
             return launcher(backend).segment_map(p, x, transition)
         added = launcher(backend).forward(p, x, Save.NOTHING).final_state
         M = _from_identity(p, x._replace(q=x.k), requested)[1] if transition else _zeros(p, x, p.K)
-    return SegmentSummary(M, added)
+    return SegmentSummary(M, added)  # type: ignore[arg-type]
 
 
 def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, requested: str) -> Tensor:
@@ -65,7 +65,7 @@ def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, reque
         return _zeros(p, x, p.V) if dht is None else dht
     backend = choose(p, requested).backend                                         # the backend of the backward
     with autocast_off(x.q):
-        if "backward" in capability(backend).maps:
+        if "backward" in capability(backend).maps:  # type: ignore[arg-type]
             return launcher(backend).segment_map_bwd(p, x, do, dht)
         y, M = _from_identity(p, x, requested)
         added = _zeros(p, x, p.V)
@@ -83,9 +83,9 @@ def how(p: Problem, requested: str) -> str:
     again = choose(_identity(p), requested).backend
     ahead = f"kernels of {backend}" if backend != "reference" else "stages of the reference"
     back = ahead if mirror == backend else f"kernels of {mirror}"
-    if "forward" not in capability(backend).maps:
+    if "forward" not in capability(backend).maps:  # type: ignore[arg-type]
         ahead = f"a forward of {backend} and one of {again} from the identity"
-    if "backward" not in capability(mirror).maps:
+    if "backward" not in capability(mirror).maps:  # type: ignore[arg-type]
         back = f"a forward of {again} from the identity"
     return f"the maps of pieces of sequences are computed by {ahead}, in the backward by {back}"
 
@@ -110,7 +110,7 @@ def _from_identity(p: Problem, x: Inputs, requested: str) -> tuple[Tensor, Tenso
     eye = torch.eye(p.K, dtype=wide_of(p), device=x.q.device).expand(1, p.HV, p.K, p.K).contiguous()
     x = x._replace(v=x.v.new_zeros(1, p.T, p.HV, p.K), initial_state=eye)
     out = launcher(choose(p, requested).backend).forward(p, x, Save.NOTHING)
-    return out.o, out.final_state
+    return out.o, out.final_state  # type: ignore[return-value]
 
 
 def _identity(p: Problem) -> Problem:

@@ -84,17 +84,17 @@ def _way(op: str, inputs: Inputs, dim: int, context: CPContext | None) -> Shardi
     if way is None:
         _refuse(op, "v", f"sharded by batch or heads, along the sequence, or replicated on {named}",
                 str(placement), _FIX, "mesh.way")
-    if way.name == "along the sequence":
+    if way.name == "along the sequence":  # type: ignore[union-attr]
         _check_sequence(op, inputs, mesh, dim, named, context)
-    size = {"B": inputs.v.shape[0], "H": inputs.q.shape[2] if inputs.q.dim() == 4 else 0}.get(way.shared, 0)
+    size = {"B": inputs.v.shape[0], "H": inputs.q.shape[2] if inputs.q.dim() == 4 else 0}.get(way.shared, 0)  # type: ignore[union-attr]
     if size % mesh.size(dim):
-        what = "q/k heads, with their value heads," if way.shared == "H" else "batch"
+        what = "q/k heads, with their value heads," if way.shared == "H" else "batch"  # type: ignore[union-attr]
         _refuse(op, "q", f"a tensor whose {what} the {mesh.size(dim)} ranks of {named} can share",
-                f"{way.shared}={size}", "Use fewer ranks, or replicate along this dimension.", "mesh.even")
-    if way.shared == "B" and inputs.ssm_state_indices is not None:
+                f"{way.shared}={size}", "Use fewer ranks, or replicate along this dimension.", "mesh.even")  # type: ignore[union-attr]
+    if way.shared == "B" and inputs.ssm_state_indices is not None:  # type: ignore[union-attr]
         _refuse(op, "initial_state", f"given without ssm_state_indices if {named} shards by batch", "ssm_state_indices",
                 "Shard by heads.", "mesh.pool")
-    return way
+    return way  # type: ignore[return-value]
 
 
 def _check_sequence(op: str, inputs: Inputs, mesh: Any, dim: int, named: str, context: CPContext | None) -> None:
@@ -103,7 +103,7 @@ def _check_sequence(op: str, inputs: Inputs, mesh: Any, dim: int, named: str, co
                 f"Pass cp_context=kda.parallel.build_cp_context(cu_seqlens, mesh.get_group({dim})).",
                 "mesh.sequence")
     group = mesh.get_group(dim)
-    if context.group.group_name != group.group_name or len(set(context.lengths)) > 1:
+    if context.group.group_name != group.group_name or len(set(context.lengths)) > 1:  # type: ignore[union-attr]
         _refuse(op, "cp_context", f"a context of the group of {named}, with equal parts", repr(context),
                 f"Build it with mesh.get_group({dim}) and without lengths.", "mesh.group")
     if inputs.initial_state is not None:

@@ -241,7 +241,7 @@ def _behind(rank: Rank, transposed: Tensor) -> dict[int, Tensor]:
         gathered = _gathered(rank, mine)
         behind = {part.last: _folded(rank, gathered, part.after[::-1]) for part in context.parts if part.after}
     if call.dht is not None:
-        behind = {n: x + rank.row(call.dht, n) for n, x in behind.items()}
+        behind = {n: x + rank.row(call.dht, n) for n, x in behind.items()}  # type: ignore[operator]
     return behind
 
 
@@ -253,7 +253,7 @@ def _chained(rank: Rank, sources: Sequence[int], targets: Sequence[int], summary
     """Receive from the nearest source, apply this rank's map, and send to the nearest target."""
     came = exchange.receive(rank.context, _no_state(rank), sources[0], OP) if sources else None
     if targets:
-        exchange.send(rank.context, maps.fold([summary], came) if through else summary.added, targets[0], OP)
+        exchange.send(rank.context, maps.fold([summary], came) if through else summary.added, targets[0], OP)  # type: ignore[arg-type, list-item, union-attr]
     return came
 
 
@@ -264,12 +264,12 @@ def _scanned(rank: Rank, sources: Sequence[int], targets: Sequence[int], summary
     its predecessor's."""
     d, K, context = 1, rank.problem.K, rank.context
     while (through and d <= len(sources)) or d < len(targets):
-        mine = torch.cat([summary.M, summary.added], -1)
+        mine = torch.cat([summary.M, summary.added], -1)  # type: ignore[union-attr]
         target = targets[d - 1] if d < len(targets) else None
         source = sources[d - 1] if through and d <= len(sources) else None
         came = exchange.swap(context, mine, target, source, OP)
         if came is not None:
-            summary = maps.compose(summary, SegmentSummary(came[..., :K], came[..., K:]))
+            summary = maps.compose(summary, SegmentSummary(came[..., :K], came[..., K:]))  # type: ignore[arg-type]
         d *= 2
     mine = _no_state(rank) if summary is None else summary.added
     return exchange.swap(context, mine, targets[0] if targets else None, sources[0] if sources else None, OP)
@@ -291,7 +291,7 @@ def _hop_forward(rank: Rank, save: Save):
         call = call._replace(options=call.options._replace(output_final_state=True))
     out = autograd.forward(call, save)
     if part.after:
-        exchange.send(context, rank.row(out.final_state, part.last), part.after[0], OP)
+        exchange.send(context, rank.row(out.final_state, part.last), part.after[0], OP)  # type: ignore[arg-type]
     return entering, out
 
 
@@ -302,11 +302,11 @@ def _hop_backward(rank: Rank, entered: dict[int, Tensor], saved: list[Tensor]):
         if dht is None:
             dht = torch.zeros_like(rank.call.inputs.initial_state)
         else:
-            behind += rank.row(dht, part.last)
+            behind += rank.row(dht, part.last)  # type: ignore[arg-type]
         dht = rank.with_rows(dht, {part.last: behind})
     grads = autograd.backward(_with_states(rank, entered, dht=dht), saved)
     if part.before:
-        exchange.send(context, rank.row(grads.dh0, part.first), part.before[-1], OP)
+        exchange.send(context, rank.row(grads.dh0, part.first), part.before[-1], OP)  # type: ignore[arg-type]
     return grads
 
 

@@ -357,7 +357,7 @@ def what_is_saved(problem: Problem, writer: str | None, reader: str | None, stat
     on_gpu = problem.is_gpu or stand_in() is not None
     if on_gpu and not (writer and reader):
         return Save.NOTHING                              # a direction is refused, so no kernel runs
-    if on_gpu and writer == reader and capability(writer).saves_opaque and not problem.intermediate_states:
+    if on_gpu and writer and writer == reader and capability(writer).saves_opaque and not problem.intermediate_states:
         return Save.OWN if problem.disable_recompute else Save.STATES if states else Save.NOTHING
     if problem.disable_recompute:
         return Save.ALL

@@ -58,9 +58,11 @@ class Builders:
         try:
             builder = self._idle[recipe.door].pop()
         except IndexError:
-            if (builder := BuilderProcess.started(recipe.door)) is None:
+            started = BuilderProcess.started(recipe.door)
+            if started is None:
                 with _HERE:
                     return recipe.build()
+            builder = started
             self._all.append(builder)
         if self._stopped:
             builder.kill()
@@ -98,6 +100,8 @@ class BuilderProcess:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=environment | cache
             )
+        assert self._process.stdin and self._process.stdout                  # they are pipes
+        self._asks, self._answers = self._process.stdin, self._process.stdout
 
     @classmethod
     def started(cls, door: str) -> BuilderProcess | None:
@@ -108,16 +112,16 @@ class BuilderProcess:
             builder = cls(door)
         except OSError:
             return None
-        if builder._process.stdout.readline() == READY:
+        if builder._answers.readline() == READY:
             return builder
         builder.end()
         return None
 
     def build(self, recipe: AnyRecipe) -> Entry:
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(base64.b64encode(pickle.dumps(recipe)) + b"\n")
-            self._process.stdin.flush()
-        line = self._process.stdout.readline()
+            self._asks.write(base64.b64encode(pickle.dumps(recipe)) + b"\n")
+            self._asks.flush()
+        line = self._answers.readline()
         if not line.endswith(b"\n"):
             raise BuildError(f"building {recipe.function} for {recipe.target.spelling}: {self._death()}")
         answer = json.loads(line)
@@ -146,7 +150,7 @@ class BuilderProcess:
         """End the process; nobody may be waiting in `build`."""
         self.kill()                                                          # it holds nothing that is still wanted
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self._asks, self._answers):
             with contextlib.suppress(OSError):
                 pipe.close()
         self._folder.cleanup()

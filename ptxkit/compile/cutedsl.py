@@ -204,7 +204,7 @@ def _lines_kept() -> Iterator[None]:
     function and makes a location, half of a build. Inside the block it does so once for each function and place."""
     op = sys.modules.get("cutlass._mlir_helpers.op")
     names = "_is_framework_stack_frame", "_fast_frameinfo", "_get_location_from_frame_info"
-    looked_up = [getattr(op, name, None) for name in names]
+    looked_up: list[Any] = [getattr(op, name, None) for name in names]
     if None in looked_up:                                                    # another version of the DSL
         yield
         return

@@ -243,7 +243,7 @@ def _handle(kernel: Code, device: int) -> _Handle:
     if (id(kernel), device) not in _HANDLES:
         handle, library = c_void_p(), _load(kernel, device)
         check(_cuda().cuLibraryGetKernel(handle, library, kernel.name.encode()), f"finding {kernel.name}")
-        _HANDLES[id(kernel), device] = _Handle(kernel, device, handle.value, {})
+        _HANDLES[id(kernel), device] = _Handle(kernel, device, handle.value, {})  # type: ignore[arg-type]
     return _HANDLES[id(kernel), device]
 
 

@@ -49,7 +49,7 @@ def _places(root: str, module: str) -> list[Path]:
         spec = None
     if spec is None or not (spec.has_location or spec.submodule_search_locations):
         raise BuildError(f"there is no module {root} to build a kernel of {module} from. Name it as Python does.")
-    return [Path(place) for place in spec.submodule_search_locations or [spec.origin]]
+    return [Path(place) for place in spec.submodule_search_locations or [str(spec.origin)]]
 
 
 def _file(places: list[Path], rest: str) -> Path | None:

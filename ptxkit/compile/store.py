@@ -78,7 +78,7 @@ def sources(*places: ModuleType | Path) -> str:
     """Return one name for the source of modules, files and folders; a package stands for all of SOURCES in it."""
     contents = {}
     for number, place in enumerate(places):
-        root = place if isinstance(place, Path) else Path(place.__file__)
+        root = place if isinstance(place, Path) else Path(str(place.__file__))
         if hasattr(place, "__path__"):
             root = root.parent
         for path in (p for p in root.rglob("*") if p.suffix in SOURCES) if root.is_dir() else [root]:

@@ -314,7 +314,7 @@ def build(recipe: Recipe) -> store.Entry:
     options: dict[str, Any] = {"divisible": recipe.divisible, **recipe.options}
     kernel = compile(imported(recipe.function), recipe.signature, recipe.constants, target=recipe.target, **options)
     about = {name: getattr(kernel, name) for name in ("name", *_KEPT)} | {"target": kernel.target.name}
-    return {"ptx": kernel.ptx.encode(), "cubin": kernel.cubin, "kernel": json.dumps(about).encode()}
+    return {"ptx": kernel.ptx.encode(), "cubin": kernel.cubin, "kernel": json.dumps(about).encode()}  # type: ignore[dict-item]
 
 
 def opened(entry: store.Entry) -> TritonKernel:

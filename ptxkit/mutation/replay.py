@@ -55,8 +55,9 @@ class Recorder:
 
     def __call__(self, launch: Launch, simulate: Callable[..., Any]) -> Any:
         run, tensors = simulate(), launch.tensors
-        known = tensors is not None and memory.with_pointees(tensors).keys() == tensors.keys()
-        wrote = {name: x.detach().clone() for name, x in tensors.items()} if known else None
+        wrote = None
+        if tensors is not None and memory.with_pointees(tensors).keys() == tensors.keys():
+            wrote = {name: x.detach().clone() for name, x in tensors.items()}
         key = launch.kernel.ptx, launch.kernel.name
         self.launches.append(RecordedLaunch(key, launch.pdl, frozenset(run.executed), wrote))
         return run

@@ -60,7 +60,7 @@ def statements(text: str) -> Iterator[Statement]:
     for match in _STATEMENT.finditer(text):
         line += text.count("\n", counted, match.start())
         counted = match.start()
-        yield Statement(match.lastgroup, match[0], line, counted)
+        yield Statement(str(match.lastgroup), match[0], line, counted)
 
 
 def split_list(text: str) -> list[str] | None:

@@ -238,8 +238,8 @@ class _Module(_Reader):
             self.fail(f"found .address_size {value}; supported is 64")
 
     def _take_file(self, statement: Statement) -> None:
-        number_, name = re.match(r'\.file\s+(\d+)\s+"([^"]*)"', statement.text).groups()
-        self.files[int(number_)] = name
+        before, name, _ = statement.text.split('"', 2)
+        self.files[int(before.split()[1])] = name
 
     def _take_section(self, statement: Statement) -> None:
         """Take names of inlined functions from a debug section: each is a label, then bytes up to a zero."""
@@ -364,7 +364,7 @@ class _Body(_Reader):
             if statement.kind == "open":
                 self.scope = next(scopes)
             elif statement.kind == "close":
-                self.scope = self.scope.outer
+                self.scope = self._outer(self.scope)
             else:
                 take = self.take.get(statement.kind) or self.fail_on(IN_A_BODY)
                 take(statement)
@@ -379,11 +379,14 @@ class _Body(_Reader):
                 scope = _Scope(scope)
                 scopes.append(scope)
             elif statement.kind == "close":
-                scope = scope.outer
+                scope = self._outer(scope)
             elif statement.kind == "label":
                 name = statement.text[:-1].rstrip()
                 self.declare(scope, name, Label(self.unique(name)))
         return scopes
+
+    def _outer(self, scope: _Scope) -> _Scope:
+        return scope.outer or self.fail("this brace closes nothing")
 
     # Names
 
@@ -399,7 +402,8 @@ class _Body(_Reader):
 
     def lookup(self, name: str) -> Operand | None:
         """Return the operand that `name` stands for in the innermost scope that knows it."""
-        scope, named = self.scope, None
+        scope: _Scope | None = self.scope
+        named = None
         while scope and not (named := scope.names.get(name) or self._range_member(scope, name)):
             scope = scope.outer
         return named
@@ -586,7 +590,7 @@ class _Body(_Reader):
         return label if isinstance(label, Label) else self.fail(f"`{name}` is no label of this or an outer scope")
 
     def _table(self, name: str) -> Vector:
-        scope = self.scope
+        scope: _Scope | None = self.scope
         while scope and name not in scope.tables:
             scope = scope.outer
         return scope.tables[name] if scope else self.fail(f"`{name}` is no .branchtargets of this or an outer scope")
@@ -596,10 +600,9 @@ def _call_sites(text: str) -> dict[int, Loc]:
     """Read what ptxkit.compile.call_sites wrote: the calls that a helper was inlined at, from the inside out."""
     callers = {}
     for column, places in call_sites.read(text).items():
-        caller = None
+        caller: Loc | None = None
         for file, line in reversed(places):
-            caller = Loc(file, line, 0, caller)
-        callers[column] = caller
+            callers[column] = caller = Loc(file, line, 0, caller)
     return callers
 
 

@@ -241,6 +241,8 @@ CASES = {
     "saved.shape": other_saved,
     "saved.options": saved_at_another_scale,
     "backend.name": lambda: chunk(backend="refrence"),
+    "arch.type": lambda: chunk(function=kda.explain, arch=90),
+    "arch.name": lambda: chunk(function=kda.explain, arch="h1000"),
     "backend.decorated": lambda: kda.use_backend("reference")(decorated_in_vain),
     "backend.entered": lambda: kda.use_backend("reference").__exit__(None, None, None),
     **PARALLEL,

@@ -16,6 +16,7 @@ ROOT = pathlib.Path(kda.__file__).parent
 
 # packages whose modules, or folders, are parts of their own
 GROUPS = ("calls", "checks", "model", "routing", "tools")
+LEDGER = {("tools", "verify", name) for name in ("digests", "ledger", "ran")}     # a part that calls read, too
 # part of the package -> what it imports of the package, and of ptxkit: compile, the simulator, and what has no weight
 ARROWS = {
     "building": {"ptxkit"},
@@ -58,24 +59,28 @@ ARROWS = {
                   "routing.dispatch"},
     "parallel": {"calls.autograd", "checks.calls", "errors", "model.bundles", "model.gates", "model.offsets",
                  "model.problem", "model.transforms", "routing.dispatch"},
-    "calls.rehearsal": {"calls.api", "calls.arguments", "calls.autograd", "checks.calls", "errors", "model.bundles",
+    "ledger": {"backends", "compile", "model.host", "model.problem", "ptxkit"},
+    "calls.planned": {"backends", "calls.ahead", "compile", "model.bundles", "model.host", "model.problem",
+                      "routing.dispatch"},
+    "calls.rehearsal": {"calls.api", "calls.arguments", "calls.autograd", "calls.planned", "checks.calls", "compile",
+                        "errors", "ledger", "model.bundles", "model.host", "model.offsets", "model.problem",
                         "routing.dispatch"},
     "nn": {"backends", "calls.api", "calls.decode", "checks.calls", "checks.decode", "checks.keywords", "errors",
            "model.gates", "model.host", "model.problem", "model.transforms", "parallel", "routing.dispatch"},
     "engines": {"calls.api", "errors", "model.host", "model.problem", "nn", "notices", "routing.dispatch"},
     "fla": {"calls.api", "calls.rehearsal", "errors", "notices"},
     "hf": {"calls.api", "errors", "nn", "notices"},
+    "hub": {"calls.api", "hf"},
     "__init__": {"building", "calls.api", "calls.decode", "calls.rehearsal", "errors", "hf", "model.bundles",
                  "model.problem", "nn", "parallel", "routing.dispatch", "simulator"},
     "tools.verify": {"__init__", "backends", "calls.ahead", "compile", "errors", "model.bundles", "model.force",
-                     "model.gates", "model.host", "model.offsets", "model.problem", "model.stages", "ptxkit",
+                     "model.gates", "model.host", "model.offsets", "model.problem", "model.stages",
                      "routing.capability", "routing.dispatch", "simulator"},
     "tools.measure": {"__init__", "calls.node", "compile", "model.force", "model.host", "model.problem",
                       "model.stages", "ptxkit", "simulator", "tools.verify"},
-    "tools.commands": {"__init__", "calls.node", "compile", "errors", "fla", "model.bundles", "model.host",
-                       "model.problem",
-                       "model.stages", "output", "routing.capability", "routing.dispatch", "simulator",
-                       "tools.measure", "tools.verify"},
+    "tools.commands": {"__init__", "calls.node", "calls.rehearsal", "compile", "errors", "fla", "ledger",
+                       "model.bundles", "model.host", "model.problem", "model.stages", "output", "routing.capability",
+                       "routing.dispatch", "simulator", "tools.measure", "tools.verify"},
     "cli": {"output", "tools.commands"},
     "__main__": {"cli"},
 }
@@ -92,6 +97,8 @@ def part(path):
 
 def part_of(names):
     """Return "nn", or "calls.api" within a group; None for the group itself."""
+    if tuple(names[:3]) in LEDGER:
+        return "ledger"
     if names[0] not in GROUPS:
         return names[0]
     return ".".join(names[:2]) if names[1:] and names[1] != "__init__" else None

@@ -16,7 +16,7 @@ SOURCES = (
     "tests/repository/test_docs.py", "tests/helpers/digests.json", "docs/index.md", "docs/conf.py", "CHANGELOG.md",
     "benchmarks/README.md", "constraints.txt", "CITATION.cff", ".github/workflows/ci.yml",
 )
-KINDS = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".json", ".typed")
+KINDS = (".py", ".pyi", ".c", ".cpp", ".h", ".cu", ".cuh", ".json", ".typed")
 LOOK = """
 import importlib.util, site, sys
 above, installed = sys.argv[1:]

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -18,6 +20,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import kda
+from kda.tools.commands.findings import WITH_COMPILERS
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
@@ -60,6 +63,15 @@ RELEASES = {
 }
 BETWEEN = ("cuda-bindings==13.4.4", "cuda-toolkit==13.0.3.0")
 PINS = (ROOT / "constraints.txt").read_text()
+
+
+COMPILERS = {"triton", "nvidia-cutlass-dsl", "cuda-python"}
+
+
+@pytest.fixture(scope="module")
+def resolve():
+    """The program that asks pip what it would install on another machine."""
+    return SimpleNamespace(**runpy.run_path(str(ROOT / ".ci" / "resolve")))
 
 
 def requirements(text: str) -> list[Requirement]:
@@ -114,6 +126,34 @@ def test_the_pins_fit_together_and_fit_the_python(python):
 def test_a_pin_that_does_not_fit_is_noticed(pin, other, python, says):
     assert pin in PINS
     assert any(says in line for line in conflicts(PINS.replace(pin, other), python))
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_compilers_are_asked_for_where_an_nvidia_gpu_has_a_linux_host(resolve, python):
+    for machine in resolve.MACHINES:
+        names = {Requirement(each).name for each in resolve.applying(resolve.declared(), python, machine)}
+        assert names >= COMPILERS
+        assert ("Linux", machine) in WITH_COMPILERS
+    others = resolve.applying(resolve.declared(), python, "riscv64")
+    assert not COMPILERS & {Requirement(each).name for each in others} and len(WITH_COMPILERS) == len(resolve.MACHINES)
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_pip_is_asked_with_every_pin_of_the_other_python(resolve, python):
+    asked = resolve.applying(resolve.pinned(), python, "aarch64")
+    assert {f"{r.name}{r.specifier}" for r in requirements(PINS) if applies(r, python)} == {*asked}
+    assert not any(";" in each for each in asked)
+
+
+def test_a_release_without_a_wheel_for_the_machine_is_refused_by_name(resolve):
+    said = resolve.refusal("3.12", "aarch64", ["triton==0.0.1"], [])
+    assert "No matching distribution found for triton==0.0.1" in said
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("python", PYTHONS)
+def test_everything_that_is_asked_for_has_a_wheel_for_aarch64(resolve, python, capsys):
+    assert resolve.main(["aarch64", python]) == 0, capsys.readouterr().out
 
 
 def test_pre_commit_runs_the_ruff_that_is_pinned():

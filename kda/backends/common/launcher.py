@@ -50,7 +50,7 @@ def forward_as_stage(
     table = chunks_of(p, offsets, tensors)
     out = forward(p, inputs_of(p, table, offsets, tensors), save)
     saved = {} if out.saved is None else {n: table.chunks(x) for n, x in out.saved._asdict().items()}
-    return {"o": table.chunks(out.o.flatten(0, 1)), "ht": out.final_state, "h": out.h.flatten(0, 1), **saved}
+    return {"o": table.chunks(out.o.flatten(0, 1)), "ht": out.final_state, "h": out.h.flatten(0, 1), **saved}  # type: ignore[union-attr]
 
 
 def backward_as_stage(
@@ -58,7 +58,7 @@ def backward_as_stage(
 ) -> dict[str, Tensor | None]:
     """A backward for which nothing was kept, on tensors in the layout of `forward_as_stage`."""
     table = chunks_of(p, offsets, tensors)
-    do = rows_of(p, table, tensors["do"], p.dtype)
+    do = rows_of(p, table, tensors["do"], p.dtype)  # type: ignore[arg-type]
     grads = backward(p, inputs_of(p, table, offsets, tensors), do, tensors["dht"])._asdict()
     rows = {n: table.chunks(grads[n].flatten(0, 1)) for n in ("dq", "dk", "dv", "dg")}
     bias = grads["ddt_bias"]
@@ -77,11 +77,11 @@ def inputs_of(
 ) -> Inputs:
     """The inputs of a call, from tensors in chunks."""
     types = dict.fromkeys(("q", "k", "v"), p.dtype) | {"g": p.g_dtype, "beta": p.beta_dtype}
-    rows = {n: rows_of(p, table, tensors[n], dtype) for n, dtype in types.items()}
+    rows = {n: rows_of(p, table, tensors[n], dtype) for n, dtype in types.items()}  # type: ignore[arg-type]
     for name in ("g", "beta") if p.gate_per_head else ("beta",):
         rows[name] = rows[name].squeeze(-1)
-    flat = {n: None if tensors[n] is None else tensors[n].flatten() for n in ("A_log", "dt_bias")}
-    h0 = None if tensors["h0"] is None else tensors["h0"].to(getattr(torch, p.state_dtype))
+    flat = {n: None if tensors[n] is None else tensors[n].flatten() for n in ("A_log", "dt_bias")}  # type: ignore[union-attr]
+    h0 = None if tensors["h0"] is None else tensors["h0"].to(getattr(torch, p.state_dtype))  # type: ignore[arg-type]
     return Inputs(
         **rows, **flat, initial_state=h0,
         cu_seqlens=None if offsets is None else torch.tensor(offsets, device=table.positions.device),

@@ -119,7 +119,7 @@ class Description:
         self.tables = PackedTables(chunk, segment, state, make(4 * (p.N + 1)))
         every = (TOKENS if isinstance(plan, TrainingPlan) else p.C) // C
         self.draft.launch(
-            TablesConfig(self.offsets), (runs(C, p), 1, 1), cu_seqlens=self.draft["cu_seqlens"], T=p.T, N=p.N,
+            TablesConfig(self.offsets), (runs(C, p), 1, 1), cu_seqlens=self.draft["cu_seqlens"], T=p.T, N=p.N,  # type: ignore[arg-type]
             segment=plan.segment, every=every, chunk_entries=plan.entries, segment_entries=plan.all_segments,
             chunk_table=chunk, segment_table=segment, first_segment=self.tables.first_segment,
         )
@@ -129,7 +129,7 @@ class Description:
         p = self.p
         if p.packed:
             self.draft.launch(
-                states_table(self.offsets), (runs(TOKENS, p), 1, 1), cu_seqlens=self.draft["cu_seqlens"], T=p.T, N=p.N,
+                states_table(self.offsets), (runs(TOKENS, p), 1, 1), cu_seqlens=self.draft["cu_seqlens"], T=p.T, N=p.N,  # type: ignore[arg-type]
                 segment=1, every=1, chunk_entries=self.plan.states, segment_entries=0, chunk_table=self.tables.state,
             )
 
@@ -204,7 +204,7 @@ def backward_routine(
     tiles = again.part(sizes.tiles + (one.spare if one else 0)) if again else None
     if save is Save.NOTHING:
         r = results[0] if one else d.scratch.part(sizes.r)                     # dq of an item comes when r was read
-        parts = Parts(tiles, again.part(sizes.M), d.scratch.part(sizes.h), r)
+        parts = Parts(tiles, again.part(sizes.M), d.scratch.part(sizes.h), r)  # type: ignore[union-attr]
         d.plan.making.launches(d, parts, False, cleared=dv)
     else:
         parts = Parts(*[tiles] if again else [], *parts_of(d.draft["saved"], sizes[NOT_KEPT[save]:]))
@@ -238,7 +238,7 @@ def scratch_of(d: Description, dh: bool = True, shares_over: Location | None = N
     first, added, edge, *shares = d.plan.scratch
     return Scratch(
         d.scratch.part(first) if dh else None, d.scratch.part(added), d.scratch.part(edge),
-        *(shares_over._replace(offset=shares_over.offset + n, size=shares_over.size - n) for n in (0, 4 * d.p.K))
+        *(shares_over._replace(offset=shares_over.offset + n, size=shares_over.size - n) for n in (0, 4 * d.p.K))  # type: ignore[operator]
         if shares_over else map(d.scratch.part, shares),
     )
 
@@ -409,12 +409,12 @@ class TrainingBackend:
 
     def forward_direction(self, p: Problem, save: Save, offsets: str | None) -> Direction:
         host = detect(p.device)
-        return Direction(forward_routine(self, p, host.cc, host.sms, offsets, save), (2,))
+        return Direction(forward_routine(self, p, host.cc, host.sms, offsets, save), (2,))  # type: ignore[arg-type]
 
     def backward_direction(self, p: Problem, save: Save, offsets: str | None, dht: bool) -> Direction:
         host, usable = detect(p.device), save in NOT_KEPT
         run = backward_routine(
-            self, with_dht(p, dht), host.cc, host.sms, offsets, save if usable else Save.NOTHING)
+            self, with_dht(p, dht), host.cc, host.sms, offsets, save if usable else Save.NOTHING)  # type: ignore[arg-type]
         return Direction(run, (0,) if usable else ())
 
     def _backward(
@@ -430,15 +430,15 @@ class TrainingBackend:
         """For one sequence on several GPUs: compose M and the added states of its segments."""
         host = detect(p.device)
         eye = torch.eye(p.K, device=x.q.device).repeat(1, p.HV, 1, 1)
-        M, added = map_routine(self, p, host.cc, host.sms)(x.q, [*inputs_in_memory(x), eye])
+        M, added = map_routine(self, p, host.cc, host.sms)(x.q, [*inputs_in_memory(x), eye])  # type: ignore[arg-type]
         return SegmentSummary(M[-1:], added[-1:])
 
     def _segment_map_bwd(self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
         """For one sequence on several GPUs: launch the walk back over tiles, without grads."""
         p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is requested
         p, host = with_dht(p, dht is not None), detect(p.device)
-        do, dht = aligned(do, x.q.dtype), aligned(dht, torch.float32)
-        (dh0,) = map_bwd_routine(self, p, host.cc, host.sms)(x.q, [*inputs_in_memory(x), do, dht])
+        do, dht = aligned(do, x.q.dtype), aligned(dht, torch.float32)  # type: ignore[assignment]
+        (dh0,) = map_bwd_routine(self, p, host.cc, host.sms)(x.q, [*inputs_in_memory(x), do, dht])  # type: ignore[arg-type]
         return dh0
 
     def stage(
@@ -462,18 +462,18 @@ class TrainingBackend:
         table, host = chunks_of(p, offsets, tensors), detect(p.device)
         x = inputs_of(p, table, offsets, dict(tensors, v=tensors["do"], h0=None))
         names = ("do", "dv", "r", "h", "dh", "of_A_log", "of_dt_bias")
-        d = self.description(p, host.cc, host.sms, offsets_dtype(x), (*INPUTS, *names))
+        d = self.description(p, host.cc, host.sms, offsets_dtype(x), (*INPUTS, *names))  # type: ignore[arg-type]
         do, dv, r, h, dh, *shares = (d.draft[name] for name in names)
         d.make_tables()
         run = d.draft.done(*grads(d, Parts(None, None, h, r), Scratch(dh, None, None, *shares), do, dv))
 
-        rows = [rows_of(p, table, tensors[n], p.dtype) for n in ("do", "dv", "r")]
+        rows = [rows_of(p, table, tensors[n], p.dtype) for n in ("do", "dv", "r")]  # type: ignore[arg-type]
         states = [rows[0].new_zeros(d.plan.all_states, p.HV, p.K * p.V) for _ in range(2)]
         for y, name in zip(states, ("h", "dh")):
-            y[: table.NC] = image_of(tensors[name].mT if self.v_first else tensors[name])
+            y[: table.NC] = image_of(tensors[name].mT if self.v_first else tensors[name])  # type: ignore[arg-type, union-attr]
         of_parameters = [rows[0].new_zeros(d.plan.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2)]
         results = run(x.q, [*inputs_in_memory(x), *rows, *states, *of_parameters])
-        dq, dk, dg, dbeta = (as_given(y, given).flatten(0, 1) for y, given in zip(results, (x.q, x.k, x.g, x.beta)))
+        dq, dk, dg, dbeta = (as_given(y, given).flatten(0, 1) for y, given in zip(results, (x.q, x.k, x.g, x.beta)))  # type: ignore[union-attr]
         dg = dg.view(p.B * p.T, p.HV, p.gate_width)
         given = zip((x.A_log, x.dt_bias), of_parameters)
         of_A_log, of_dt_bias = (None if y is None else share[: table.NC] for y, share in given)
@@ -485,7 +485,7 @@ class TrainingBackend:
     def tables_alone(self, p: Problem, x: Inputs) -> dict[str, Tensor]:
         """Make the tables of a step alone, and return them as bytes, by name."""
         host = detect(p.device)
-        d = self.description(p, host.cc, host.sms, offsets_dtype(x), INPUTS)
+        d = self.description(p, host.cc, host.sms, offsets_dtype(x), INPUTS)  # type: ignore[arg-type]
         d.make_tables(lambda size: d.draft.tensor((size,), "uint8"))
         d.make_table_of_states()
         return dict(zip(PackedTables._fields, d.draft.done(*d.tables)(x.q, inputs_in_memory(x))))

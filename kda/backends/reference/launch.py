@@ -152,17 +152,17 @@ def _forward(
     want = ("o", "ht", "h", *saved)
     for slab in walk.slabs:
         env = run(FORWARD, _setup(p, slab.table), walk.inputs(slab, S[slab.sequences]), want)
-        S[slab.sequences] = env["ht"]
+        S[slab.sequences] = env["ht"]  # type: ignore[assignment]
         if entering is not None:
-            entering(slab.chunks, env["h"])
-        rows[slab.tokens] = slab.table.unchunk(env["o"]).to(o.dtype)
+            entering(slab.chunks, env["h"])  # type: ignore[arg-type]
+        rows[slab.tokens] = slab.table.unchunk(env["o"]).to(o.dtype)  # type: ignore[arg-type]
         if h is not None:
-            states[slab.chunks] = env["h"].to(h.dtype)
+            states[slab.chunks] = env["h"].to(h.dtype)  # type: ignore[union-attr]
         for name, tensor in saved.items():
             if name in SAVED_ROWS:
-                tensor[slab.tokens] = slab.table.unchunk(env[name]).to(tensor.dtype)
+                tensor[slab.tokens] = slab.table.unchunk(env[name]).to(tensor.dtype)  # type: ignore[arg-type]
             else:
-                tensor[slab.chunks] = env[name].view(-1, *tensor.shape[1:]).to(tensor.dtype)
+                tensor[slab.chunks] = env[name].view(-1, *tensor.shape[1:]).to(tensor.dtype)  # type: ignore[union-attr]
     ht, h = _states_out(p, S) if p.final_state else None, None if h is None else _states_out(p, h)
     return Outputs(o, ht, h, kind(**saved) if kind else None)
 
@@ -172,7 +172,7 @@ def _edges(p: Problem, walk: _Walk, S: Tensor) -> Iterator[Tensor]:
     for slab in walk.slabs:
         h0 = S[slab.sequences]
         yield h0
-        S[slab.sequences] = run(FORWARD, _setup(p, slab.table), walk.inputs(slab, h0), ("ht",))["ht"]
+        S[slab.sequences] = run(FORWARD, _setup(p, slab.table), walk.inputs(slab, h0), ("ht",))["ht"]  # type: ignore[assignment]
 
 
 GRADIENTS = Grads._fields[:5]                # those with a row per token
@@ -192,11 +192,11 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
     for slab, h0 in zip(reversed(walk.slabs), reversed(edges)):
         env = walk.inputs(slab, h0) | walk.chunks(slab, do=do) | {"dht": dS[slab.sequences]}
         env = run(FORWARD + BACKWARD, _setup(p, slab.table), env, (*GRADIENTS, "dA_log", "ddt_bias", "dh0"))
-        dS[slab.sequences] = env["dh0"]
+        dS[slab.sequences] = env["dh0"]  # type: ignore[assignment]
         for name in GRADIENTS:
             out[name][slab.tokens] = slab.table.unchunk(env[name]).to(out[name].dtype)
         for name in sums:
-            sums[name] += env["d" + name].view(sums[name].shape)
+            sums[name] += env["d" + name].view(sums[name].shape)  # type: ignore[union-attr]
     dA_log, ddt_bias = (sums[n].to(given[n].dtype) if n in given else None for n in ("A_log", "dt_bias"))
     dh0 = None if x.initial_state is None else _states_out(p, dS).to(x.initial_state.dtype)
     dq, dk, dv, dg, dbeta = grads
@@ -210,10 +210,10 @@ def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
     for slab in walk.slabs:
         setup, env = _setup(p, slab.table), walk.inputs(slab, added)
         env = run(FORWARD, setup, env, ("w", "u", "kg", "gc_last"))
-        added = run_stage(find("fwd/state"), setup, env | {"h0": added})["ht"]
+        added = run_stage(find("fwd/state"), setup, env | {"h0": added})["ht"]  # type: ignore[assignment]
         if transition:
-            nothing = zero(*env["u"].shape[:-1], p.K, dtype=walk.dtype)
-            M = run_stage(find("fwd/state"), setup, env | {"u": nothing, "h0": M})["ht"]
+            nothing = zero(*env["u"].shape[:-1], p.K, dtype=walk.dtype)  # type: ignore[union-attr]
+            M = run_stage(find("fwd/state"), setup, env | {"u": nothing, "h0": M})["ht"]  # type: ignore[assignment]
     return SegmentSummary(M, added)
 
 
@@ -222,7 +222,7 @@ def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Te
     for slab in reversed(walk.slabs):
         setup, env = _setup(p, slab.table), walk.inputs(slab, dh) | walk.chunks(slab, do=do)
         env = run(FORWARD + BACKWARD, setup, env, ("w", "qg", "kg", "gc_last", "dv_local"))
-        dh = run_stage(find("bwd/state"), setup, env | {"dht": dh})["dh0"]
+        dh = run_stage(find("bwd/state"), setup, env | {"dht": dh})["dh0"]  # type: ignore[assignment]
     return dh
 
 

@@ -256,7 +256,7 @@ def recipes_of_call(p: Problem, host: Host, offsets: str | None, save: Save) -> 
         configs: Iterable[Any] = shared.configs_of_call(training_plan, p, host.sms, save, offsets)
     else:
         configs = plan(p, host.sms, offsets).configs()
-    return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs)]
+    return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs)]  # type: ignore[arg-type]
 
 
 def recipes(p: Problem, host: Host, training: bool = True) -> list[AnyRecipe]:
@@ -264,7 +264,7 @@ def recipes(p: Problem, host: Host, training: bool = True) -> list[AnyRecipe]:
     gradients are wanted."""
     configs: list[Any] = []
     if p.slots:
-        return [*pool_recipes(p, C, target(host.cc)), *recipes(inner(p), host, training)]
+        return [*pool_recipes(p, C, target(host.cc)), *recipes(inner(p), host, training)]  # type: ignore[arg-type]
     cut = not (p.batch_invariant or p.intermediate_states or p.checkpoints)
     for offsets in shared.OFFSETS if p.packed else (None,):
         configs += [fused_config(p, offsets)]
@@ -272,4 +272,4 @@ def recipes(p: Problem, host: Host, training: bool = True) -> list[AnyRecipe]:
     configs += [join_states_config(p)] * cut
     if training:
         configs += shared.all_configs(TRAINING, p)
-    return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs) if config]
+    return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs) if config]  # type: ignore[arg-type]

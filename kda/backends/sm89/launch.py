@@ -225,7 +225,7 @@ def map_bwd_routine(p: Problem, host: Host) -> Routine:
 @on_its_device
 def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
     p = dataclasses.replace(p, direction="backward", state_dtype="float32")
-    do, dht = aligned(do, torch.float32), aligned(dht, torch.float32)
+    do, dht = aligned(do, torch.float32), aligned(dht, torch.float32)  # type: ignore[assignment]
     (dh0,) = map_bwd_routine(p, detect(p.device))(x.q, [*inputs_in_memory(x), do, dht])
     return dh0
 
@@ -241,7 +241,7 @@ def stage(
     device = next(x.device for x in tensors.values() if x is not None)
     run = {"fwd/gate+intra+wy": _prepare, "fwd/state+output": _chain, "bwd/output+state": _state_bwd,
            "bwd/wy+intra+gate": _wy_bwd}[name]
-    return run(StageCall(p, save, offsets, Chunks(p, offsets, device), tensors))
+    return run(StageCall(p, save, offsets, Chunks(p, offsets, device), tensors))  # type: ignore[return-value]
 
 
 class StageCall:
@@ -254,7 +254,7 @@ class StageCall:
         self.like = torch.empty(0, device=device)
 
     def rows(self, *names: str) -> dict[str, Tensor]:
-        return {name: self.table.rows(self.tensors[name]) for name in names}
+        return {name: self.table.rows(self.tensors[name]) for name in names}  # type: ignore[arg-type]
 
     def inputs(self) -> dict[str, Tensor | None]:
         flat = {n: None if x is None else aligned(x.flatten()) for n in ("A_log", "dt_bias")
@@ -289,7 +289,7 @@ def _prepare(c: StageCall) -> dict[str, Tensor]:
 def _chain(c: StageCall) -> dict[str, Tensor]:
     p = c.p
     given = {n: aligned(c.tensors[n]) for n in ("w", "qg", "u", "A_qk", "gc_last", "h0")}
-    given["kg_t"] = aligned(c.tensors["kg"].mT)
+    given["kg_t"] = aligned(c.tensors["kg"].mT)  # type: ignore[union-attr]
     d = c.describe(given)
     o, v_new = (d.draft.tensor((p.B * p.T, p.HV, p.V), "float32", zeroed=True) for _ in range(2))
     h, ht = (d.draft.tensor((n, p.HV, p.K, p.V), "float32") for n in (c.table.NC, p.N))
@@ -300,10 +300,10 @@ def _chain(c: StageCall) -> dict[str, Tensor]:
 
 def _state_bwd(c: StageCall) -> dict[str, Tensor]:
     p, read = c.p, c.tensors
-    given = {n: aligned(read[n].mT) for n in ("A_qk", "qg")} | {"w_t": aligned(read["w"].mT)}
+    given = {n: aligned(read[n].mT) for n in ("A_qk", "qg")} | {"w_t": aligned(read["w"].mT)}  # type: ignore[union-attr]
     given |= {n: aligned(read[n]) for n in ("kg", "gc_last", "dht")} | c.rows("do")
     d = c.describe(given)
-    dv_new = d.draft.tensor(given["do"].shape, "float32", zeroed=True)
+    dv_new = d.draft.tensor(given["do"].shape, "float32", zeroed=True)  # type: ignore[union-attr]
     dh, dh0 = (d.draft.tensor((n, p.HV, p.K, p.V), "float32") for n in (c.table.NC, p.N))
     _chain_bwd(d, d.draft.only(*given), d_o=d.draft["do"], dht=d.draft["dht"], dv_new=dv_new, dh=dh, dh0=dh0)
     dv_new, dh, dh0 = c.run(d.draft.done(dv_new, dh, dh0), given)
@@ -318,7 +318,7 @@ def _wy_bwd(c: StageCall) -> dict[str, Tensor | None]:
     within["A_inv"] = d.draft["A_inv"]
     described = _within_chunks(d, within, **d.draft.only("do", "h", "dh", "v_new", "dv_new"))
     grads = dict(zip(Grads._fields, c.run(d.draft.done(*described), given)))
-    results = {n: c.table.chunks(grads[n].view(p.B * p.T, *x.shape[1:])) for n, x in zip(
+    results = {n: c.table.chunks(grads[n].view(p.B * p.T, *x.shape[1:])) for n, x in zip(  # type: ignore[union-attr]
         ("dq", "dk", "dv", "dg"), inputs.values())}
     results["dbeta"] = c.table.chunks(grads["dbeta"].view(p.B * p.T, p.HV, 1))
     bias = grads["ddt_bias"]

@@ -262,7 +262,7 @@ def stage(
     table, given = Chunks(p, offsets, device), {}
     for n in run.reads:
         x = tensors[n]
-        given[n] = x if x is None else aligned(table.rows(x) if has_rows(n) else x, getattr(torch, dtype_of(p, n)))
+        given[n] = x if x is None else aligned(table.rows(x) if has_rows(n) else x, getattr(torch, dtype_of(p, n)))  # type: ignore[arg-type]
     if offsets is not None:
         given["cu_seqlens"] = torch.tensor(offsets, device=device)
     c = TritonCall(p, detect(p.device), save, "int64" if p.packed else None, tuple(given))
@@ -271,10 +271,10 @@ def stage(
         gate_intra_wy(c, for_backward=True)
     elif name == "fwd/state+output":
         c.make("o h v_new")
-        c.allocate("ht", *tensors["h0"].shape)
+        c.allocate("ht", *tensors["h0"].shape)  # type: ignore[union-attr]
         state_output(c)
     elif name == "bwd/output+state":
-        c.allocate("dh0", *tensors["dht"].shape)
+        c.allocate("dh0", *tensors["dht"].shape)  # type: ignore[union-attr]
         output_state_bwd(c, dht=True)
     else:
         sums(c)

@@ -85,7 +85,7 @@ def span(p: Problem) -> int:
     """Return the rows of a diagonal block half of whose decay bfloat16 holds, and its inverse; 1: no bound says so."""
     if p.gate != "bounded" or p.dtype != "bfloat16":
         return 1
-    bits = -p.lower_bound * LOG2_E
+    bits = -p.lower_bound * LOG2_E  # type: ignore[operator]
     fits = (rows for rows, normalised, most in SPANS
             if bits * rows / 2 <= most and rows < p.C and p.qk_l2norm >= normalised)
     return next(fits, 1)

@@ -142,7 +142,7 @@ def host_of(target: Target) -> Host:
     detected = own_host()
     if detected.cc == target.cc:
         return detected
-    return dataclasses.replace(machines.host_of(target.name), device="cuda:0", simulated=False)
+    return machines.gpu_of(target.name)
 
 
 # ---------------------------------------------------------------------------------------------- what is offered

@@ -23,6 +23,7 @@ from .probes import GpuFacts, MachineFacts, Probe, Ptxas, release
 
 GIB = 1 << 30
 REQUIRES_PYTHON = ">=3.10,<3.14"                          # for a checkout that is not installed
+WITH_COMPILERS = (("Linux", "x86_64"), ("Linux", "aarch64"))     # where pyproject.toml asks for compilers
 LOWEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}      # CUDA major -> driver that runs all of its minors
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "fuse.", "9p", "afs", "wekafs")
 FULL_DISK = 256 << 20
@@ -310,7 +311,7 @@ def reworded(message: str) -> str:
 
 def _not_there(package: str, without: str, f: MachineFacts, extra: str = "") -> Answer:
     """A missing package hurts where there is a GPU for it to run on."""
-    if f.system != ("Linux", "x86_64"):
+    if f.system not in WITH_COMPILERS:
         where = " ".join(f.system)
         return "info", f"{package} is not installed and is not needed on {where}: {without}"
     status, fix = "warn" if f.gpus else "info", _install(f, package, extra)

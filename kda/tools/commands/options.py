@@ -63,7 +63,7 @@ def problem_of(words: str) -> Problem:
     try:
         return Problem.parse(words)
     except ValueError as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(f"--problem: {error}") from None
 
 
 class NoKernelsYet(click.ClickException):

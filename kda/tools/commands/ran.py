@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from kda.routing.dispatch import capability
 from kda.tools.verify.ledger import RAN, Known, Ledger, cards, last_date
+from kda.tools.verify.ran import other_version
 from ptxkit.commands.render import Screen
-from ptxkit.compile.recipes import COMPILERS
 from ptxkit.compile.target import code_for
 
 
@@ -37,7 +37,7 @@ def _of(ledger: Ledger, backend: str, arch: str) -> Ran:
     paths = [*ledger.paths(backend)]
     why = "" if kernels else f"no run is kept of kernels for {arch}"
     built = ledger.compilers.get(backend, "")
-    if kernels and (other := _other_version(built)):
+    if kernels and (other := other_version(built)):
         kernels = [each._replace(state="", run=None) for each in kernels]
         why = f"the ledger has kernels of {built}; here they are built by {other}"
     known = [*kernels, *paths]
@@ -46,14 +46,6 @@ def _of(ledger: Ledger, backend: str, arch: str) -> Ran:
 
 def _count(known: Sequence[Known]) -> tuple[int, int]:
     return sum(each.state == RAN for each in known), len(known)
-
-
-def _other_version(built: str) -> str:
-    """Return the installed compiler, if it is another version of the one that built the ledger's kernels."""
-    for name, version in COMPILERS.values():
-        if built.startswith(f"{name} ") and (installed := version()) and built != f"{name} {installed}":
-            return f"{name} {installed}"
-    return ""
 
 
 def lines(screen: Screen, ran: Sequence[Ran]) -> list[str]:

@@ -29,6 +29,7 @@ class DecodeSizes(NamedTuple):
     V: int
     dtype: str
     states: str                              # their dtype
+    gate: str                                # a word of kda.tools.measure.shapes.GATES
 
 
 class Decoded(NamedTuple):
@@ -42,7 +43,7 @@ class Decoded(NamedTuple):
 def measure(sizes: DecodeSizes, backend: str, clock: CpuClock | CudaClock, repeats: int, seconds: float) -> Decoded:
     device = str(getattr(clock, "device", "cpu"))
     shape = (sizes.heads, sizes.value_heads, sizes.K, sizes.V)
-    how: dict[str, Any] = {"dtype": sizes.dtype, "states": sizes.states, "gate": "bounded"}
+    how: dict[str, Any] = {"dtype": sizes.dtype, "states": sizes.states, "gate": sizes.gate}
     few = make_step(min(sizes.sequences, FEW), 1, *shape, **how)
     moved = {name: t.to(device) if torch.is_tensor(t) else t for name, t in copied(few).items()}
     results = run_step(moved, backend=backend)

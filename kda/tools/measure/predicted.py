@@ -333,7 +333,7 @@ def _alike(like: PredictedCall, chip: str, backward: bool) -> Alike:
     grows = [a.grid != b.grid and not b.pdl for a, b in zip(short, long)]
     settings = [_setting(chip, one, MANY) if more or _is_table(one) else None for one, more in zip(long, grows)]
     clocks = like.clocks(many, backward, settings, [None] * len(settings))
-    return {_key(one): replace(clock, stalls_of=[]) for one, clock, more in zip(long, clocks, grows) if more}
+    return {_key(one): replace(clock, stalls_of=[]) for one, clock, more in zip(long, clocks, grows) if more and clock}
 
 
 def _key(launch: Any) -> tuple[Any, ...]:

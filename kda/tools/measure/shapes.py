@@ -27,6 +27,7 @@ C = 64
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 DIRECTIONS = ("forward", "backward")
+GATES = ("bounded", "softplus", "given")     # a label that names none has the first
 EXACT_TOKENS, EXACT_STEPS = 2048, 1 << 28    # tokens, and tokens * HV * K * V, that float64 walks one by one
 CPU_FLOPS = 2e9                              # about what the reference does per second and thread
 CPU_TOKEN = 0.005                            # about the seconds that the definition takes for a token
@@ -45,7 +46,7 @@ class BenchShape(NamedTuple):
     dtype: str = "bfloat16"
     lengths: tuple[int, ...] = ()            # packed sequences, instead of B and T
     on: str = "gpu"                          # the kind of device on which it is a default
-    gate: str = "bounded"                    # or "softplus", "given"
+    gate: str = GATES[0]
 
     @property
     def tokens(self) -> int:
@@ -60,7 +61,7 @@ class BenchShape(NamedTuple):
     def label(self) -> str:
         heads = f"H={self.H}" if self.heads == self.H else f"H={self.H} HV={self.heads}"
         dims = f"K=V={self.K}" if self.K == self.V else f"K={self.K} V={self.V}"
-        gate = "" if self.gate == "bounded" else f", {self.gate} gate"
+        gate = "" if self.gate == GATES[0] else f", {self.gate} gate"
         return f"{self._rows} {heads} {dims} {SHORT[self.dtype]}{gate}"
 
     @property
@@ -70,34 +71,6 @@ class BenchShape(NamedTuple):
         if len(set(self.lengths)) == 1:
             return f"{len(self.lengths)} x {self.lengths[0]}"
         return "[" + ",".join(map(str, self.lengths)) + "]"
-
-
-SHAPES = {
-    "tiny": BenchShape("seconds on any CPU", T=256, H=2, K=64, V=64, dtype="float32", on="cpu"),
-    "tiny-grouped": BenchShape(
-        "two value heads share a q/k head", T=256, H=1, HV=2, K=64, V=64, dtype="float32", on="cpu"
-    ),
-    "tiny-packed": BenchShape("a tail, an empty sequence, a single token", H=2, K=64, V=64, dtype="float32",
-                              lengths=(129, 0, 1, 126), on="cpu"),
-    "small": BenchShape("large enough that a CPU computes rather than calls", T=2048, H=4, K=64, V=64, dtype="float32",
-                        on="named"),
-    "kimi-8k": BenchShape("prefill with the heads of Kimi Linear 48B", T=8192, H=32, on="named"),
-    "h64-8k": BenchShape("the prefill that the peers report", T=8192, H=64),
-    "h96-8k": BenchShape("more heads than fill one wave of a large GPU", T=8192, H=96),
-    "h64-8k-b2": BenchShape("a batch of two", B=2, T=8192, H=64),
-    "h16-8k": BenchShape("64 heads over four GPUs", T=8192, H=16),
-    "h8-32k": BenchShape("few heads, a long sequence: the state is walked serially", T=32768, H=8),
-    "h4-64k": BenchShape("four heads of a document", T=65536, H=4, on="named"),
-    "h4-2k": BenchShape("four heads of a prompt: most SMs are idle", T=2048, H=4, on="named"),
-    "h64-8k-64": BenchShape("heads of 64 channels", T=8192, H=64, K=64, V=64, on="named"),
-    "h64-1k": BenchShape("short: the time to launch shows", T=1024, H=64),
-    "h12-8k": BenchShape("96 heads over eight GPUs, a longer sequence", T=8192, H=12, on="named"),
-    "h12-512": BenchShape("96 heads over eight GPUs, a short prompt", T=512, H=12, on="named"),
-    "h8-64k": BenchShape("64 heads over eight GPUs, a long document", T=65536, H=8, on="named"),
-    "h12-4k": BenchShape("96 heads over eight GPUs", T=4096, H=12),
-    "h64-mixed": BenchShape("packed prompts of mixed lengths", H=64, lengths=(1300, 547, 2048, 963, 271, 3063)),
-    "h64-8x1k": BenchShape("packed prompts of one length", H=64, lengths=(1024,) * 8),
-}
 
 
 class Model(NamedTuple):
@@ -114,6 +87,52 @@ MODELS = {
     "kimi-k3": Model("Kimi-K3", 96, 69, "bounded"),
     "glm-5.3-flash": Model("GLM-5.3-Flash", 64, 34, "bounded"),
     "ling-3": Model("Ling 3", 32, 35, "bounded"),
+}
+
+
+def of_model(name: str, tokens: int) -> BenchShape:
+    """Return a prefill with the heads and the gate of a model."""
+    model = MODELS[name]
+    return BenchShape(f"prefill of {model.title}: its heads and its gate", T=tokens, H=model.heads, on="named",
+                      gate=model.gate)
+
+
+def gate_in(label: str) -> str:
+    """Return the gate of a shape by its label."""
+    return next((gate for gate in GATES if label.endswith(f", {gate} gate")), GATES[0])
+
+
+def with_gate(label: str) -> str:
+    """Return a label that names its gate, whichever it is."""
+    return label.removesuffix(f", {gate_in(label)} gate") + f", {gate_in(label)} gate"
+
+
+SHAPES = {
+    "tiny": BenchShape("seconds on any CPU", T=256, H=2, K=64, V=64, dtype="float32", on="cpu"),
+    "tiny-grouped": BenchShape(
+        "two value heads share a q/k head", T=256, H=1, HV=2, K=64, V=64, dtype="float32", on="cpu"
+    ),
+    "tiny-packed": BenchShape("a tail, an empty sequence, a single token", H=2, K=64, V=64, dtype="float32",
+                              lengths=(129, 0, 1, 126), on="cpu"),
+    "small": BenchShape("large enough that a CPU computes rather than calls", T=2048, H=4, K=64, V=64, dtype="float32",
+                        on="named"),
+    "kimi-8k": of_model("kimi-linear", 8192),
+    "h32-8k": BenchShape("as many heads as Kimi-Linear and Ling 3 have", T=8192, H=32, on="named"),
+    "h64-8k": BenchShape("the prefill that the peers report", T=8192, H=64),
+    "h96-8k": BenchShape("more heads than fill one wave of a large GPU", T=8192, H=96),
+    "h64-8k-b2": BenchShape("a batch of two", B=2, T=8192, H=64),
+    "h16-8k": BenchShape("64 heads over four GPUs", T=8192, H=16),
+    "h8-32k": BenchShape("few heads, a long sequence: the state is walked serially", T=32768, H=8),
+    "h4-64k": BenchShape("four heads of a document", T=65536, H=4, on="named"),
+    "h4-2k": BenchShape("four heads of a prompt: most SMs are idle", T=2048, H=4, on="named"),
+    "h64-8k-64": BenchShape("heads of 64 channels", T=8192, H=64, K=64, V=64, on="named"),
+    "h64-1k": BenchShape("short: the time to launch shows", T=1024, H=64),
+    "h12-8k": BenchShape("96 heads over eight GPUs, a longer sequence", T=8192, H=12, on="named"),
+    "h12-512": BenchShape("96 heads over eight GPUs, a short prompt", T=512, H=12, on="named"),
+    "h8-64k": BenchShape("64 heads over eight GPUs, a long document", T=65536, H=8, on="named"),
+    "h12-4k": BenchShape("96 heads over eight GPUs", T=4096, H=12),
+    "h64-mixed": BenchShape("packed prompts of mixed lengths", H=64, lengths=(1300, 547, 2048, 963, 271, 3063)),
+    "h64-8x1k": BenchShape("packed prompts of one length", H=64, lengths=(1024,) * 8),
 }
 
 

@@ -24,7 +24,7 @@ from kda.model.host import detect, installed_versions
 from kda.model.problem import name_of_dtype
 from kda.model.stages import in_order
 from kda.tools.verify.budget import Budget, Scale
-from kda.tools.verify.cases import Case
+from kda.tools.verify.cases import Case, Spec, make
 from kda.tools.verify.definition import budgets, by_gradient, definition, leaves_of, stored_as
 from kda.tools.verify.doors import Door
 from kda.tools.verify.literal import one_thread
@@ -37,7 +37,7 @@ from .shapes import BenchShape, bytes_moved, flops, walks_exactly
 Tensor = torch.Tensor
 Results = dict[str, Tensor]
 
-SAMPLE_TOKENS, SAMPLE_HEADS = 512, 4         # the part of a larger case that shows how large errors are
+SAMPLE_TOKENS, SAMPLE_HEADS = 512, 4         # a smaller case shows how large errors are
 COARSE = 1000                                # a budget of so many ulps of the reference leaves its errors out
 
 
@@ -62,25 +62,28 @@ def standard(door: Door, case: Case, backward: bool) -> Expectation:
 
 
 def from_the_reference(door: Door, case: Case, backward: bool) -> Expectation:
-    """Return the standard of a case too large to walk token by token: the reference, with a budget from a sample.
+    """Return the standard of a case too large to walk token by token: the reference, with a budget from a small case of
+    its kind.
 
     The largest of n errors is assumed to grow as log n, and is never below the ulp, as stored, of the loudest element.
     """
     reference = Door("reference", door.device)
     dtype = torch.float64 if door.name == "reference" else torch.float32
-    wide, rooms, limits = cast(case, dtype), rooms_of(door, reference, sample(case), dtype, backward), {}
-    for name, exact in reference.call(wide, backward).items():
-        room, exact = rooms[name], exact.double().cpu()
+    wide, rooms, limits = cast(case, dtype), rooms_of(door, sample(case.spec), dtype, backward), {}
+    for name, exact in reference.results(wide, backward).items():
+        room, exact = rooms[name], exact.double()
         growth = math.log(exact.numel() + 8) / math.log(room.exact.numel() + 8)
         stored = torch.finfo(stored_as(case, name)).eps * Scale.of(exact).loudest
         limits[name] = room._replace(peak=max(room.peak * max(growth, 1.0), stored)).around(exact)
     return Expectation(f"the reference in {str(dtype).removeprefix('torch.')}", limits)
 
 
+@functools.lru_cache(maxsize=64)
 @one_thread()
-def rooms_of(door: Door, reference: Door, small: Case, dtype: torch.dtype, backward: bool) -> dict[str, Budget]:
+def rooms_of(door: Door, spec: Spec, dtype: torch.dtype, backward: bool) -> dict[str, Budget]:
     """Return the budgets between the backend and the reference in `dtype`; errors of the latter count if a budget is
     nearly as small."""
+    small, reference = make(spec), Door("reference", door.device)
     exact = definition(small, torch.float64, backward)
     rooms = budgets(small, door.rounding(small), backward, exact)
     if min(room.norm for room in rooms.values()) > COARSE * torch.finfo(dtype).eps:
@@ -95,13 +98,12 @@ def cast(case: Case, dtype: torch.dtype) -> Case:
     return dataclasses.replace(wide, spec=dataclasses.replace(case.spec, dtype=name_of_dtype(dtype)))
 
 
-def sample(case: Case) -> Case:
-    """Return the first tokens and heads of the first sequence that has any, as a row of its own."""
-    p = case.problem()
-    start, end = next((b for b in case.layout.bounds if b[1] > b[0]), (0, 0))
-    n, H = case.layout.bounds.index((start, end)), min(p.H, SAMPLE_HEADS)
-    tokens = slice(start, min(end, start + SAMPLE_TOKENS))
-    return case.part(n, tokens, H, H * p.HV // p.H)
+def sample(spec: Spec) -> Spec:
+    """Return a small case of the same kind: few heads, and at most the tokens of the first sequence that has any."""
+    tokens = spec.T if spec.lengths is None else next(filter(None, spec.lengths), 1)
+    H = min(spec.H, SAMPLE_HEADS)
+    return dataclasses.replace(spec, lengths=None, B=1, T=min(tokens, SAMPLE_TOKENS), H=H, HV=H * spec.heads // spec.H,
+                               padding=0)
 
 
 # ---------------------------------------------------------------------------------------------- measuring
@@ -167,7 +169,7 @@ def measure(
     for door in doors:
         tell(f"comparing {door.name}")
         standards.append(standard(door, case, backward))
-        judged.append(door.call(case, backward, **options))
+        judged.append(door.results(case, backward, **options))
         checks.append(Checked(door.name, standards[-1].says, standards[-1].judge(judged[-1], case)))
     measured = Measured(checks)
     if not measured.right:
@@ -197,8 +199,7 @@ def measure(
 
 def differing(results: Results, judged: Results) -> Results:
     """Return those that do not equal the results that were judged before."""
-    on_cpu = {name: x.detach().cpu() for name, x in results.items()}
-    return {name: x for name, x in on_cpu.items() if name not in judged or not torch.equal(x, judged[name])}
+    return {name: x for name, x in results.items() if name not in judged or not torch.equal(x, judged[name])}
 
 
 def stage_timings(
@@ -286,7 +287,7 @@ class Machine(NamedTuple):
     @property
     def crowded(self) -> bool:
         """Whether more threads want to run than there are cores."""
-        return bool(self.load and self.cores) and self.load + self.threads > self.cores + 0.5
+        return bool(self.load and self.cores and self.load + (self.threads or 1) > self.cores + 0.5)
 
     def differs(self, old: Mapping[str, Any]) -> str | None:
         mine = (self.device, self.threads)

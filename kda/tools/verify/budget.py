@@ -29,7 +29,8 @@ FACTOR = 2.0
 EXP2_ULPS = 2
 EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int64, 0x7FF << 52)}    # its bits
 NOT_FINITE = {"nan": torch.isnan, "inf": torch.isposinf, "-inf": torch.isneginf}
-BLOCK = 1 << 17                              # elements that are measured at a time
+BLOCK = 1 << 17                              # elements that are measured at a time; on a GPU:
+GPU_BLOCK = 1 << 24
 KEPT = 1 << 22                               # elements of the largest noise that is kept
 
 
@@ -108,7 +109,7 @@ class Budget(NamedTuple):
             return Measure(math.inf, 0.0, math.inf, "shape", None)
         if not x.numel():
             return Measure(0.0, self.norm, 0.0, "norm", None)
-        x, norms, largest, worst = x.detach().cpu(), [], -1.0, 0
+        x, norms, largest, worst = x.detach().to(self.exact.device), [], -1.0, 0
         for start, of_x, of_exact in _blocks(x, self.exact):
             error = (of_x.double() - of_exact).abs_()
             if not math.isfinite(error.max()):                # a nan or an infinity of one of them
@@ -133,7 +134,8 @@ class Budget(NamedTuple):
 
     def wrong(self, x: Tensor) -> Tensor:
         """Return the elements that each exceed the peak budget."""
-        return distance(x.detach().cpu().double(), self.exact) > self.peak * Scale.of(self.exact).rms
+        off = distance(x.detach().to(self.exact.device).double(), self.exact)
+        return (off > self.peak * Scale.of(self.exact).rms).cpu()
 
 
 class Scale(NamedTuple):
@@ -161,8 +163,9 @@ class Scale(NamedTuple):
 def _blocks(*tensors: Tensor) -> Iterator[tuple]:
     """Yield the start of each block of elements, and that block of each tensor, flat: what is made of it stays in a
     core's cache, and no temporary is as large as the tensors."""
-    parts = (x.reshape(-1).split(BLOCK) for x in tensors)
-    return ((n * BLOCK, *blocks) for n, blocks in enumerate(zip(*parts)) if blocks[0].numel())
+    size = BLOCK if tensors[0].device.type == "cpu" else GPU_BLOCK
+    parts = (x.reshape(-1).split(size) for x in tensors)
+    return ((n * size, *blocks) for n, blocks in enumerate(zip(*parts)) if blocks[0].numel())
 
 
 def distance(x: Tensor, exact: Tensor) -> Tensor:

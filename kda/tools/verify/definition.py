@@ -51,7 +51,8 @@ def definition(
         for name, x in case.inputs._asdict().items()
         if x is not None and name in GRADIENTS.values()
     }
-    ends = case.spec.offsets if p.packed else [b * p.T for b in range(p.B + 1)]
+    offsets = case.spec.offsets if p.packed else None
+    ends = [b * p.T for b in range(p.B + 1)] if offsets is None else offsets
     with torch.set_grad_enabled(backward):
         rows = {name: leaves[name].flatten(0, 1)[: ends[-1]] for name in ("q", "k", "v", "g", "beta")}
         q, k = (l2norm(rows[n]) if p.qk_l2norm else rows[n] for n in ("q", "k"))
@@ -89,10 +90,10 @@ def _segment(scale: float, s: Tensor, *tokens: Tensor) -> tuple[Tensor, Tensor]:
     return recurrent(q, k, v, g, beta, s, scale, Ragged([0], [n], n, 1, s.device))
 
 
-def from_stages(case: Case, env: dict[str, Tensor | None]) -> dict[str, Tensor]:
+def from_stages(case: Case, env: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the results of a call, from what the stages wrote."""
     layout, inputs = case.layout, case.inputs
-    results = {"ht": env["ht"]}
+    results: dict[str, Tensor] = {"ht": env["ht"]}
     for name in ("o", "dq", "dk", "dv", "dg", "dbeta"):
         if name in env:
             like = inputs.v if name == "o" else getattr(inputs, GRADIENTS[name])

@@ -96,7 +96,11 @@ class Door:
         return case
 
     def call(self, case: Case, backward: bool, **keywords) -> dict[str, Tensor]:
-        """Return o, ht and the gradients of all inputs, by name."""
+        """Return o, ht and the gradients of all inputs, by name, on the CPU."""
+        return {name: x.cpu() for name, x in self.results(case, backward, **keywords).items()}
+
+    def results(self, case: Case, backward: bool, **keywords) -> dict[str, Tensor]:
+        """Return what `call` does, on the device of the call."""
         case = self.sees(case).map(lambda x: x.detach().to(self.device, copy=True))
         leaves = leaves_of(case.keywords) if backward else {}
         with self.blamed("a forward"):
@@ -111,7 +115,7 @@ class Door:
                 grads = torch.autograd.grad((o, ht), list(wanted.values()), cotangents, allow_unused=True,
                                             materialize_grads=True)
             results |= dict(zip(wanted, grads))
-        return {name: x.cpu() for name, x in results.items()}
+        return results
 
     def chunk_kda(self, **keywords):
         return kda.chunk_kda(**keywords, backend=self.name)
@@ -150,3 +154,69 @@ class Fla(Door):
         from fla.ops.kda import chunk_kda
 
         return chunk_kda(**keywords)
+
+
+class Cudnn(Door):
+    """cuDNN's `kimi_delta_attention` (nvidia-cudnn-frontend from 1.32), whose operands are rounded to the dtype of q.
+
+    Its tensors are packed, (tokens, heads, channels), and its states are (V, K); a gate that it computes is bounded.
+    Its backward on Hopper takes only gates, norms and beta that were computed before, so forwards alone are compared.
+    """
+
+    stages = ()
+
+    def __init__(self) -> None:
+        self.name, self.device = "cudnn", default_device()
+        self._rows: dict[tuple[Any, ...], Tensor] = {}             # offsets of the rows of a batch
+
+    def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
+        if importlib.util.find_spec("cudnn") is None or importlib.util.find_spec("cudnn.linear_attention") is None:
+            return ("cudnn.installed: its front end 1.32 or newer is not installed -> "
+                    "pip install 'nvidia-cudnn-frontend[cutedsl]>=1.32'",)
+        if self.device == "cpu":
+            return ("cudnn.gpu: it runs on a GPU and there is none -> run this on a machine with one",)
+        p = case.problem(direction)
+        rules = {
+            "cudnn.backward: only its forward is compared -> --direction forward": direction == "forward",
+            "cudnn.dtype: it needs bfloat16 or float16 q, k and v": p.dtype in ("bfloat16", "float16"),
+            "cudnn.head_dim: it needs K=V=128": p.K == p.V == 128,
+            "cudnn.gate: the gate that it computes is a bounded one -> --gate bounded or given": p.gate != "softplus",
+            "cudnn.gate_per_head: it needs a gate for each channel": not p.gate_per_head,
+        }
+        return tuple(reason for reason, holds in rules.items() if not holds)
+
+    def rounding(self, case: Case) -> Rounding:
+        return Rounding(wide_dtype(case.inputs.q.dtype), ROUNDS_EVERY_OPERAND)
+
+    def chunk_kda(
+        self, q, k, v, g, beta, A_log=None, dt_bias=None, cu_seqlens=None, initial_state=None, scale=None,
+        lower_bound=None, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False,
+        use_qk_l2norm_in_kernel=False, **_,
+    ):
+        from cudnn.linear_attention import kimi_delta_attention
+
+        B, T, HV, V = v.shape
+        if cu_seqlens is None:
+            cu_seqlens = self._offsets(B, T, q.device)
+        gate = {}
+        if use_gate_in_kernel:
+            bias = None if dt_bias is None else dt_bias.view(HV, -1)
+            gate = {"safe_gate": True, "gate_lower_bound": lower_bound, "a_log": A_log, "dt_bias": bias}
+        o, ht = kimi_delta_attention(
+            *(x.flatten(0, 1) for x in (q, k, v, g, beta)), cu_seqlens, scale=scale, output_final_state=True,
+            initial_state=None if initial_state is None else initial_state.mT.contiguous(),
+            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, allow_neg_eigval=allow_neg_eigval,
+            use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, **gate,
+        )[:2]
+        return o.view(B, T, HV, V), ht.mT
+
+    def _offsets(self, B: int, T: int, device: torch.device) -> Tensor:
+        """Return the offsets of rows, made once: a timed call makes no tensor that it could have been given."""
+        key = B, T, device
+        if key not in self._rows:
+            self._rows[key] = torch.arange(0, B * T + 1, max(T, 1), dtype=torch.int32, device=device)
+        return self._rows[key]
+
+
+# other projects, by the names that commands have
+PEERS: dict[str, Callable[[], Door]] = {"fla": Fla, "cudnn": Cudnn}

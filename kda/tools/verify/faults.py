@@ -19,7 +19,7 @@ from .layout import ChunkLayout
 from .literal import run_stage
 
 Tensor = torch.Tensor
-Tensors = dict[str, "Tensor | None"]
+Tensors = dict[str, Any]                     # a fault is planted where its tensors are
 
 
 class Fault(NamedTuple):
@@ -52,8 +52,9 @@ def _gate(spec: Spec) -> str:
 
 
 def _two_chunks(spec: Spec) -> tuple[int, ...] | None:
-    enough = spec.lengths is None or max(spec.lengths, default=0) > spec.C
-    return spec.lengths if enough else (*spec.lengths, spec.C + 1)
+    if spec.lengths is None or max(spec.lengths, default=0) > spec.C:
+        return spec.lengths
+    return *spec.lengths, spec.C + 1
 
 
 def _middle(spec: Spec) -> int:
@@ -89,7 +90,7 @@ def _(x: Tensors, spec: Spec) -> None:
 
 @fault("scale-missing", "q is not scaled", "inputs")
 def _(x: Tensors, spec: Spec) -> None:
-    x["scale"] = 1.0  # type: ignore[assignment]
+    x["scale"] = 1.0
 
 
 @fault("heads-swapped", "value heads read q/k head i % H instead of i // (HV / H)", "fwd/gate",

@@ -78,7 +78,7 @@ def chain(
             return round_(name, x)
 
         with one_thread_if_small(p):
-            reads = [None if env[n] is None else env[n].to(dtype) for n in stage.reads]
+            reads = [None if x is None else x.to(dtype) for x in map(env.__getitem__, stage.reads)]
             written = zip(stage.writes, FUNCTIONS[stage.name](p, layout, inside, *reads))  # type: ignore[operator]
             env |= {n: x if x is None or n in done else round_(n, x) for n, x in written}
     return env
@@ -96,7 +96,9 @@ def log_decay(p: Problem, g: Tensor, A_log: Tensor | None, dt_bias: Tensor | Non
         return g
     x = g if dt_bias is None else g + dt_bias
     rate = 1.0 if A_log is None else A_log.exp()
-    return -rate * F.softplus(x, threshold=40) if p.gate == "softplus" else p.lower_bound * torch.sigmoid(rate * x)
+    if p.gate == "softplus" or p.lower_bound is None:
+        return -rate * F.softplus(x, threshold=40)
+    return p.lower_bound * torch.sigmoid(rate * x)
 
 
 def step_size(p: Problem, beta: Tensor) -> Tensor:

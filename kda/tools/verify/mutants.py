@@ -123,4 +123,4 @@ def results(backend: str, call: MutantsCall, case: Case) -> dict[str, Tensor | N
             more: dict[str, Any] = dict(return_intermediate_states=True) if call.states else {}
             return kda.chunk_kda_fwd(**case.keywords, **more, backend=backend)._asdict()
         out = launcher(backend).forward(case.problem(), case.inputs, call.save)
-        return out._replace(saved=None)._asdict() | out.saved._asdict()
+        return out._replace(saved=None)._asdict() | (out.saved._asdict() if out.saved else {})

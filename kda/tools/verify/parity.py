@@ -92,7 +92,7 @@ class ParityReport:
 # ---------------------------------------------------------------------------------------------- stages
 
 
-def masked(name: str, x: Tensor | None, case: Case) -> Tensor | None:
+def masked(name: str, x: Any, case: Case) -> Any:
     """Return x with zeros in rows past the end of a sequence, whose contents do not matter."""
     return x.masked_fill(~case.layout.valid, 0) if x is not None and has_rows(name) else x
 
@@ -218,7 +218,8 @@ def _inputs_that_differ(seen: Case, case: Case) -> set[str]:
     if seen is case:
         return set()
     a, b = (x.stage_tensors(torch.float64) for x in (seen, case))
-    return {n for n, x in a.items() if x is not None and not torch.equal(x, b[n])}
+    pairs = ((n, x, b[n]) for n, x in a.items())
+    return {n for n, x, y in pairs if x is not None and (y is None or not torch.equal(x, y))}
 
 
 # ---------------------------------------------------------------------------------------------- whole calls
@@ -359,6 +360,8 @@ def _unbroken(stages: list[Stage]) -> list[Stage]:
 def smaller(door: Door, report: ParityReport, fault: Fault | None, tries: int = 6) -> Spec | None:
     """Return a smaller case that is wrong in the same place, drawn from the same seed; None if none was found."""
     first, spec = report.first, report.case.spec
+    if first is None:
+        return None
     only_stage = first.stage if first.of_stage else None
     best = None
     for change in _reductions(spec, first)[:tries]:

@@ -51,6 +51,7 @@ ELSEWHERE = {
     "saved.shape": "saved",
     "saved.options": "saved",
     "backend.name": "backend",
+    **dict.fromkeys(("arch.type", "arch.name"), "arch"),
     "backend.decorated": "a decorated function",
     "backend.entered": "a block that was entered",
     "decode.flag.type": "any flag",

@@ -21,6 +21,7 @@ from ptxkit.compile.errors import BuildError
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.launch_list import LaunchList, Location
 from ptxkit.compile.launching import redirect
+from ptxkit.compile.listening import launched
 from ptxkit.compile.target import parse
 from ptxkit.compile.triton import TritonKernel
 
@@ -256,6 +257,19 @@ def test_a_list_says_which_of_its_kernels_the_driver_refused(listed, libcuda):
     libcuda.set(answer=719)
     with pytest.raises(BuildError, match="launching bound: the driver answered"):
         ready([torch.zeros(4)])
+
+
+def test_a_listener_is_told_of_each_launch_that_the_driver_accepts(libcuda):
+    kernel, heard = kernel_of("bound"), []
+    libcuda.expect(kernel)
+    with launched(heard):
+        assert heard == []
+        ready = LaunchList([(kernel.bound(8, -5, 1.5, block=128), (Location(0), None))] * 2, 1)
+        ready([torch.zeros(4)])
+        assert (0 in ready._in_c, heard) == (True, [kernel] * 2)
+        kernel.launch(8, None, None, -5, 1.5, block=128)
+    ready([torch.zeros(4)])                  # nobody listens any more
+    assert heard == [kernel] * 3 and libcuda.launched == 5
 
 
 def test_a_list_holds_each_tensor_that_it_gives_to_a_replacement_of_the_driver():

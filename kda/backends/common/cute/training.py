@@ -81,38 +81,6 @@ class GradsArguments(ChunkInputs):
     one = number("float32")                  # 1, which no compiler knows
 
 
-class Queue:
-    """Elements of the queue of items: how many were added, how many were removed, and from ITEMS on 1 + each item."""
-
-    ADDED, REMOVED, ITEMS = 0, 32, 64        # in lines of their own
-
-
-# Walk and grads in one grid.  (Hopper's configuration has the same, sm90/reverse_config.py; a test compares them.)
-ReverseArguments = GradsArguments.and_more(
-    "ReverseArguments",
-    g=tensor(dtype_from="grads.g_dtype"),
-    beta=tensor(dtype_from="grads.beta_dtype"),
-    dg=tensor(dtype_from="grads.g_dtype"),
-    dbeta=tensor(dtype_from="grads.beta_dtype"),
-    tiles=WalkArguments.declared["tiles"],
-    dht=WalkArguments.declared["dht"],
-    dh0=tensor(dtype_from="walk.dh0"),
-    segment_table=WalkArguments.declared["segment_table"],
-    first_segment=tensor("int32"),           # (N + 1), of packed sequences
-    queue=tensor("int32"),                   # Queue, at first 0
-    segments=number("int32"),                # segments of a row
-    segment=number("int32"),                 # chunks of a segment
-    N=number("int32"),
-    walks=number("int32"),                   # segments, at least one of a sequence, and value heads
-    walkers=number("int32"),                 # CTAs that walk, before they compute gradients
-)
-RemadeArguments = ReverseArguments.and_more(
-    "RemadeArguments",
-    places_of_dh=tensor("int32"),            # (items, K / 64): KiB from the tiles to each 64 channels of an item's dh
-    spare=number("int32"),                   # KiB from the tiles to memory behind them for 64 channels of each walk
-)
-
-
 @dataclass(frozen=True)
 class GradsOptions(ChunkConfig):
     """The options of bwd/grads.  An arch adds its threads, and `struct`: values and states, then `more_fields`."""

@@ -14,15 +14,16 @@ from typing import Any
 import click
 
 from kda.routing.dispatch import backend_names
-from kda.tools.measure.shapes import DIRECTIONS, SHAPES
+from kda.tools.measure.shapes import DIRECTIONS, GATES, SHAPES, with_gate
 from ptxkit.commands.options import ARCH, Count, OutputFile
 from ptxkit.commands.render import CANNOT_JUDGE, OK, CannotJudge, Screen, common_options, heading
 
 from ..options import Name, NumberOption, check_value_heads, given, option_of, refuse, shape_options
 from . import decode
-from .asked import GATES, REGIMES
+from .asked import REGIMES
 from .timed import compare_and_time, read_results
 
+OTHERS = ("fla", "cudnn")                    # those of kda.tools.verify.doors.PEERS, which import torch
 EXPLICIT = ("lengths", "batch", "tokens", "heads", "value_heads", "k", "v", "dtype")
 OUTPUT = OutputFile()
 
@@ -40,15 +41,16 @@ class Percent(click.ParamType):
 @click.command()
 @click.option("--backend", type=Name("backend", lambda: ["auto", *backend_names()]),
               help="The backend to time; left out, the one that auto picks.")
-@click.option("--against", type=Name("backend", lambda: ["fla", *backend_names()]),
-              help="A baseline: another backend, or fla.")
+@click.option("--against", type=Name("backend", lambda: [*OTHERS, *backend_names()]),
+              help="A baseline: another backend; fla; or cudnn, whose forwards alone are compared.")
 @click.option("--shape", "names", type=Name("shape", lambda: list(SHAPES)), multiple=True,
               help="A named shape, see --list; may be repeated.  [default: those for this device]")
 @shape_options(heads=8, lengths="Packed sequences.", batch=1)
 @click.option("--regime", type=click.Choice([*REGIMES, "both"]), default="both", show_default=True,
               help="Gates that forget within 16 tokens, or remember for hundreds.")
-@click.option("--gate", type=click.Choice(GATES), default="bounded", show_default=True,
-              help="The gate of the calls: bounded, as in Kimi-K3; softplus, as in Kimi-Linear; or given decays.")
+@click.option("--gate", type=click.Choice(GATES),
+              help="The gate of the calls: bounded, as in Kimi-K3; softplus, as in Kimi-Linear; or given decays.  "
+              "[default: that of the shape: a model's, or else bounded]")
 @click.option("--direction", "directions", multiple=True, default=["both"], show_default=True,
               type=click.Choice([*DIRECTIONS, "both", "step", "layer", "decode"]),
               help="A step is a recorded forward and its backward in one; may be repeated. layer, with --host: a step "
@@ -146,6 +148,6 @@ def check_usage(options: dict[str, Any]) -> None:
 
 def print_list(screen: Screen) -> int:
     shapes = {name: {**shape._asdict(), "label": shape.label} for name, shape in SHAPES.items()}
-    lines = screen.table([(name, shape.label, shape.origin) for name, shape in SHAPES.items()])
+    lines = screen.table([(name, with_gate(shape.label), shape.origin) for name, shape in SHAPES.items()])
     screen.answer({"schema": 1, "command": "bench", "shapes": shapes}, lines)
     return OK

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 REGIMES = ("fast", "slow")
-GATES = ("bounded", "softplus", "given")
 SETTINGS = ("graph", "disable_recompute")                       # timings that differ in these are not compared
 
 
@@ -30,7 +29,8 @@ def shapes_asked(
         shapes = {name: SHAPES[name] for name in options["names"]}
     elif names_a_shape(options):
         shapes = {"given": explicit_shape(options)}
-    return {name: shape._replace(gate=options["gate"]) for name, shape in shapes.items()}
+    gate = options["gate"]
+    return {name: shape._replace(gate=gate) for name, shape in shapes.items()} if gate else shapes
 
 
 def explicit_shape(options: dict[str, Any]) -> BenchShape:

@@ -12,6 +12,7 @@ from kda.errors import NoBackendError
 from kda.model.problem import Problem
 from kda.routing.dispatch import backend_asked, choose
 from kda.tools.measure.peers import published_of_decoding
+from kda.tools.measure.shapes import GATES
 from ptxkit.commands.render import FINDING, OK, CannotJudge, Screen, heading
 
 from ..options import check_value_heads, given, refuse
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from kda.tools.measure.decoding import Decoded, DecodeSizes
     from kda.tools.measure.timing import Machine
 
-OTHERS = ("against", "names", "lengths", "tokens", "regime", "gate", "graph", "disable_recompute", "stages", "save",
+OTHERS = ("against", "names", "lengths", "tokens", "regime", "graph", "disable_recompute", "stages", "save",
           "compare", "fail_above", "plot", "predicted", "host", "arch", "force")
 HEADS, SEQUENCES = {"gpu": (8, 12, 16, 32, 64, 96), "cpu": (2,)}, {"gpu": (1, 64, 256), "cpu": (1, 4)}
 DIM = {"gpu": 128, "cpu": 32}
@@ -46,7 +47,7 @@ def sizes_for(options: dict[str, Any], kind: str) -> list[DecodeSizes]:
     K, V = (options[name] if given(name) else DIM[kind] for name in ("k", "v"))
     dtype = options["dtype"] if given("dtype") else DTYPE[kind]
     return [
-        DecodeSizes(N, H, options["value_heads"] or H, K, V, dtype, states)
+        DecodeSizes(N, H, options["value_heads"] or H, K, V, dtype, states, options["gate"] or GATES[0])
         for states, H, N in itertools.product(("float32", "bfloat16"), heads, sequences)
     ]
 
@@ -76,7 +77,8 @@ def backend_of(sizes: DecodeSizes, name: str | None, device: str) -> str:
     problem = Problem(
         op="decode", device=device, B=sizes.sequences, T=1, N=sizes.sequences, H=sizes.heads, HV=sizes.value_heads,
         K=sizes.K, V=sizes.V, dtype=sizes.dtype, g_dtype=sizes.dtype, beta_dtype=sizes.dtype, state_dtype=sizes.states,
-        gate="bounded", lower_bound=-5.0, A_log=True, dt_bias=True, beta="sigmoid", qk_l2norm=True, inplace=True,
+        gate=sizes.gate, lower_bound=-5.0 if sizes.gate == "bounded" else None, A_log=sizes.gate != "given",
+        dt_bias=sizes.gate != "given", beta="sigmoid", qk_l2norm=True, inplace=True,
         scale=sizes.K**-0.5, slots=sizes.sequences + 2, state_v_first=True,
     )
     try:
@@ -95,7 +97,8 @@ def report(screen: Screen, machine: Machine, decoded: Sequence[Decoded]) -> int:
     columns = len(HEAD) - (not machine.copy)                          # without a GPU there is no floor
     rows = [cells(each, machine.copy)[:columns] for each in decoded]
     lines = [
-        machine_line(screen, machine), f"decode_step, one token, K={first.K} V={first.V} {first.dtype}{floor}", "",
+        machine_line(screen, machine),
+        f"decode_step, one token, K={first.K} V={first.V} {first.dtype}, {first.gate} gate{floor}", "",
         *screen.table(rows, HEAD[:columns], "lrrlrrrrr"),
     ]
     if machine.copy and (first.K, first.V) == (128, 128):

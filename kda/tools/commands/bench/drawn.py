@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kda.tools.measure.peers import peers_of, saved
-from kda.tools.measure.shapes import SHAPES
+from kda.tools.measure.shapes import GATES, SHAPES, gate_in, with_gate
 from ptxkit.commands.layout import fold
 from ptxkit.commands.render import Screen, program_version, write_file
 
@@ -77,7 +77,8 @@ class ShapeBars:
 
     @property
     def title(self) -> str:
-        return self.problem if self.name == "given" else f"{self.name}: {self.problem}"
+        problem = with_gate(self.problem)
+        return problem if self.name == "given" else f"{self.name}: {problem}"
 
 
 def groups_of(lines: Sequence[TimedLine], device: str) -> list[ShapeBars]:
@@ -204,7 +205,8 @@ tr.shape td { padding-top: 12px; font-weight: 600; }
 """
 
 
-def page(title: str, details: str, notes: Sequence[str], groups: Sequence[ShapeBars], timelines: Sequence[Any]) -> str:
+def page(title: str, details: str, notes: Sequence[str], groups: Sequence[ShapeBars], timelines: Sequence[Any],
+         gate: str = GATES[0]) -> str:
     """Return a table with bars for each direction; below, what the roles of kernels do over time, in the simulator."""
     from ptxkit.timing.pages import document, sections
 
@@ -218,7 +220,8 @@ def page(title: str, details: str, notes: Sequence[str], groups: Sequence[ShapeB
     parts += [f"<p>{escape(note)}</p>" for note in filter(None, [peers_line(groups), *notes])]
     if timelines:
         parts.append("<h1>What the roles of a forward do over time</h1>")
-        parts.append("<p>Predicted by the simulator's clock, of a short call; nothing here was timed.</p>")
+        parts.append(f"<p>Predicted by the simulator's clock, of a short call with a {gate} gate; nothing here was "
+                     "timed.</p>")
         parts.append(sections(timelines))
     return document(title, "\n".join(parts), STYLE)
 
@@ -255,7 +258,8 @@ def write(
         draw(options["plot"], title, details, groups)
         says.append(f"drawn    {options['plot']}")
     if options["html"]:
-        timelines = timeline.of_machine(screen, backend, target)
-        write_file(Path(options["html"]), page(title, details, notes, groups, timelines))
+        gate = gate_in(groups[0].problem)
+        timelines = timeline.of_machine(screen, backend, target, gate)
+        write_file(Path(options["html"]), page(title, details, notes, groups, timelines, gate))
         says.append(f"drawn    {options['html']}: open it in a browser")
     return says

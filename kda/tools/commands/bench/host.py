@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kda.errors import NoBackendError
 from kda.routing.dispatch import backend_asked, capability, route
-from kda.tools.measure.shapes import BenchShape
+from kda.tools.measure.shapes import BenchShape, with_gate
 from ptxkit.commands.layout import row_lines
 from ptxkit.commands.render import OK, CannotJudge, Screen, heading
 from ptxkit.compile.target import code_for
@@ -127,7 +127,7 @@ def table_lines(screen: Screen, costs: Sequence[tuple[BenchShape, HostCost]], ve
     for (other, _), lines in zip(costs, printed):
         if other != shape:
             shape = other
-            yield screen.paint(shape.label, bold=True)
+            yield screen.paint(with_gate(shape.label), bold=True)
         yield from lines
 
 

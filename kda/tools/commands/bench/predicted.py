@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kda.errors import NoBackendError
 from kda.routing.dispatch import backend_asked, backend_of_backward
-from kda.tools.measure.shapes import DIRECTIONS, BenchShape, bytes_moved
+from kda.tools.measure.shapes import DIRECTIONS, BenchShape, bytes_moved, with_gate
 from ptxkit.commands.layout import row_lines
 from ptxkit.commands.options import chip_for, needs_a_clock
 from ptxkit.commands.progress import Progress, showing
@@ -157,7 +157,8 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
                 of_shape = next(answers)
             rows += of_shape
             if not screen.json:
-                screen.line(screen.paint(shape.label if name == "given" else f"{name}: {shape.label}", bold=True))
+                label = with_gate(shape.label)
+                screen.line(screen.paint(label if name == "given" else f"{name}: {label}", bold=True))
                 for row in of_shape:
                     screen.line("\n".join(aligned(cells(row))))
     sources = sorted({row.source for row in rows if row.source})

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kda.tools.measure.shapes import with_gate
 from ptxkit.commands.layout import row_lines
 from ptxkit.commands.render import Screen, program_version
 
@@ -109,7 +110,8 @@ def timing_lines(screen: Screen, lines: Sequence[TimedLine], verbose: bool) -> l
     for line, texts in zip(lines, printed):
         if (line.shape, line.problem) != shape:
             shape = line.shape, line.problem
-            title = line.problem if line.shape == "given" else f"{line.shape}: {line.problem}"
+            problem = with_gate(line.problem)
+            title = problem if line.shape == "given" else f"{line.shape}: {problem}"
             out.append(screen.paint(title, bold=True))
         out += texts
     return out
@@ -124,7 +126,7 @@ def stage_lines(screen: Screen, results: Sequence[MeasuredShape]) -> Iterator[st
                      f"{t.median / total:.0%}") for name, t in stages.items()]
             backend = result.measured.checks[0].backend
             yield ""
-            yield f"stages of {backend}, each alone: {result.shape.label}, {result.regime} gates"
+            yield f"stages of {backend}, each alone: {with_gate(result.shape.label)}, {result.regime} gates"
             yield from screen.table(rows, align="lrrr")
 
 

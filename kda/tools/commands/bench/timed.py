@@ -79,7 +79,7 @@ def refuse_large(
 def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
     """Return the backend and the baseline, both of which accept the problem here."""
     from kda.tools.verify.cases import make
-    from kda.tools.verify.doors import Door, Fla
+    from kda.tools.verify.doors import PEERS, Door
 
     requested, saved, directions = options["backend"], options["disable_recompute"], ways(options["directions"])
     problems = [problem_of(spec, way, device) for way in DIRECTIONS if way in directions or "step" in directions]
@@ -99,9 +99,10 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
         raise CannotJudge(*str(error).splitlines(), *more) from None
     doors = [Door(requested, device)]
     reasons: Sequence[str] = ()
-    if options["against"] == "fla":
-        doors.append(Fla())
-        reasons = doors[1].against(make(dataclasses.replace(spec, lengths=None, B=1, T=1)))
+    if options["against"] in PEERS:
+        doors.append(PEERS[options["against"]]())
+        small = make(dataclasses.replace(spec, lengths=None, B=1, T=1))
+        reasons = [reason for problem in problems for reason in doors[1].against(small, problem.direction)]
     elif options["against"]:
         doors.append(Door(options["against"], device))
         reasons = [reason for problem in problems for reason in doors[1].against_problem(problem)]
@@ -149,7 +150,8 @@ def compare_and_time(screen: Screen, options: dict[str, Any], old: dict[str, Any
                 tell.step(f"{about}: {text}")
 
             say("drawing inputs")
-            measured = measure(doors[name, shape, regime], make(spec_of(shape, regime)), directions, clock, how, say)
+            case = make(spec_of(shape, regime), device, drawn_on=device)
+            measured = measure(doors[name, shape, regime], case, directions, clock, how, say)
             results.append(MeasuredShape(name, shape, regime, measured))
             if options["save"] and (waiting := cases[len(results):]):
                 save_right(options, machine, results, [*left_out, *map(stopped, waiting)], CANNOT_JUDGE)

@@ -227,4 +227,4 @@ def test_explain_says_that_both_directions_are_here_and_what_is_kept_between_the
         found = kda.explain(**keywords | {"q": keywords["q"].requires_grad_()}, disable_recompute=kept)
     lines = str(found).splitlines()
     assert [line for line in lines if line.startswith("* ")] == [f"* {backend:10} accepts it"] * 2
-    assert lines[-1] == f"between forward and backward {said.format(backend)}"
+    assert f"between forward and backward {said.format(backend)}" in lines

@@ -13,9 +13,6 @@ from sm100_faults import REVERSE as FAULTS
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from kda.backends.common.cute.configs import ComposeConfig
-from kda.backends.common.cute.training import Queue
-from kda.backends.sm90 import plan as plan_of_hopper
-from kda.backends.sm90.reverse_config import Queue as QueueOfHopper
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.configs import TMEM, GradsConfig, WalkConfig
 from kda.backends.sm100.reverse_config import ReverseConfig
@@ -132,13 +129,3 @@ def test_a_planted_fault_is_noticed(name, tmp_path, monkeypatch, force):
     case = Call(REVERSE, dict(T=150, HV=2)).case()
     found, session = gradients(case, "sm100", schedule=fault.schedule, early=bool(fault.schedule))
     assert_noticed(fault, session, lambda: judged_gradients(case, found, "sm100"))
-
-
-@pytest.mark.parametrize("remade", [False, True])
-def test_hopper_declares_the_same_arguments_and_queue(remade):
-    """Its own declarations have run on a GPU as they are."""
-    p = Problem.parse("bfloat16 bounded l2norm beta=sigmoid backward T=8192 H=64")
-    plans = [one.training_plan(p, 148).reverse[Save.OWN].config for one in (plan, plan_of_hopper)]
-    ours, theirs = (dataclasses.replace(config, remade=remade) for config in plans)
-    assert ours.arguments.declared == theirs.arguments.declared and ours.queue == theirs.queue
-    assert Queue.ADDED == QueueOfHopper.ADDED and Queue.REMOVED == QueueOfHopper.REMOVED

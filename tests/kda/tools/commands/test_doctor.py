@@ -21,7 +21,7 @@ from kda.tools.commands.findings import CHECKS, Examination
 from kda.tools.commands.probes import CacheFacts, GpuFacts, MachineFacts, Probe, Ptxas
 from ptxkit.commands.layout import strip_ansi
 from ptxkit.commands.render import Screen
-from ptxkit.compile import launch_list
+from ptxkit.compile import launch_list, recipes
 from ptxkit.compile.target import TARGETS
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -124,6 +124,7 @@ CASES = [
     ("cutlass.import", {"cutlass": ABSENT}, "warn", "not installed"),
     ("cutlass.import", {"cutlass": ABSENT, **CPU_ONLY}, "info", "neither built nor run"),
     ("cutlass.import", {"cutlass": ABSENT, "system": ("Darwin", "arm64")}, "info", "not needed on Darwin arm64"),
+    ("cutlass.import", {"cutlass": ABSENT, "system": ("Linux", "aarch64")}, "warn", "is not installed"),
     ("cutlass.import", {"cutlass": BROKEN, "requires": ()}, "fail", "'nvidia-cutlass-dsl[cu13]==4.8.1'"),
     ("cutlass.import", {"cutlass": SLOW}, "crash", "took longer than 30 s"),
     ("cutlass.trace", {"trace": ABSENT}, "info", "not installed"),
@@ -477,7 +478,7 @@ SWIFT_RAN = {
 
 def test_on_a_gpu_doctor_says_how_much_of_what_it_runs_has_run_on_one(machine, monkeypatch):
     monkeypatch.setattr(ran.Ledger, "read", classmethod(lambda cls: cls(SWIFT_RAN)))
-    monkeypatch.setitem(ran.COMPILERS, "triton", ("Triton", lambda: "3.7.1"))
+    monkeypatch.setitem(recipes.COMPILERS, "triton", ("Triton", lambda: "3.7.1"))
     machine()
     assert re.search(r"^  swift, sm90 +1 of 2 +0 of 0 +H100 +2026-11-28$", kda_doctor().stdout, re.MULTILINE)
     assert json.loads(kda_doctor("--json").stdout)["ran"] == [
@@ -485,7 +486,7 @@ def test_on_a_gpu_doctor_says_how_much_of_what_it_runs_has_run_on_one(machine, m
          "last": "2026-11-28", "why": ""}
     ]
     assert "1 of 2" in kda_doctor("--paste").stdout
-    monkeypatch.setitem(ran.COMPILERS, "triton", ("Triton", lambda: "3.9.0"))
+    monkeypatch.setitem(recipes.COMPILERS, "triton", ("Triton", lambda: "3.9.0"))
     other = "the ledger has kernels of Triton 3.7.1; here they are built by Triton 3.9.0"
     assert re.search(rf"^  swift, sm90 +0 of 2 +0 of 0 +- +- +{other}$", kda_doctor().stdout, re.MULTILINE)
 

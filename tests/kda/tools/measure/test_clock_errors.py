@@ -84,7 +84,7 @@ def test_what_the_page_says_without_figures_is_so():
     rows = FOUND["rows"]
     assert len([row for row in rows if row["backend"] != "sm90" and row["error"] < 0]) == 22
     assert len([row for row in rows if row["backend"] != "sm90"]) == 22
-    for shape, limited in (("h64-8k", True), ("kimi-8k", False)):
+    for shape, limited in (("h64-8k", True), ("h32-8k", False)):
         prepare, *others = clock_page.rows_of(rows, "sm90", shape, clock_page.BACKWARD)
         chain, walk, grads = others
         assert prepare["error"] > 0 > max(row["error"] for row in others)
@@ -92,7 +92,7 @@ def test_what_the_page_says_without_figures_is_so():
             unit, share = row["binds"].split()
             assert unit == "hbm" and (int(share.rstrip("%")) > 95) == limited
         assert (grads["error"] == min(row["error"] for row in others)) == limited
-    (chain,) = clock_page.rows_of(rows, "sm90", "kimi-8k", ["chain"])
+    (chain,) = clock_page.rows_of(rows, "sm90", "h32-8k", ["chain"])
     assert chain["error"] < 0 and max(row["error"] for row in rows if row["family"] == "sm90 prepare") > 0
     one, two = (clock_page.together(rows, f"Hopper's forward in {n}, 64 heads") for n in ("one kernel", "two kernels"))
     assert one[0] < two[0] and one[1] < two[1]

@@ -142,6 +142,15 @@ def test_a_path_of_tests_ran_when_each_of_them_did():
     assert [each.state for each in Ledger(document).paths() if each.name == first.path] == [RAN]
 
 
+def test_a_case_is_run_again_when_nobody_knows_what_it_launched():
+    def left(codes):
+        runs = [row(case=case.name, path=case.path, codes=codes) for case in candidates("sm89", "sm89")]
+        found = evidence.lacking(Ledger(evidence.document(runs)), evidence.parse("sm89"))
+        return {case.name for case in found if isinstance(case, Case) and case.backend == "sm89"}
+
+    assert left(["a kernel of before"]) == set() != left([]) <= {case.name for case in candidates("sm89", "sm89")}
+
+
 def test_a_case_that_no_test_has_any_more_is_left_out():
     test = gpu_tests("pool: prefill from and to slots")[0]
     document = evidence.document([row(case=name, path=test.path) for name in (test.name, "file.py::test_of_before")])

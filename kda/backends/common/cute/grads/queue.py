@@ -1,5 +1,5 @@
 """Walk and grads in one grid, what lies between an arch's bwd/walk and its bwd/grads: CTAs that walk add items of grads
-to a queue in memory, and CTAs that compute gradients remove them.  `training.Queue` says what its elements are."""
+to a queue in memory, and CTAs that compute gradients remove them.  `one_grid.Queue` says what its elements are."""
 
 import cutlass
 import cutlass.cute as cute
@@ -7,9 +7,10 @@ from cutlass import Int32, Int64
 
 from ..async_copies import bulk_copy
 from ..copies import load_one, store
+from ..one_grid import Queue
 from ..segments import WalkPlace, begins_sequence, place_of_segment
 from ..tile import BF16, HALF, C
-from ..training import TOKENS, Queue
+from ..training import TOKENS
 from .load import Loader
 
 KIB = 1024

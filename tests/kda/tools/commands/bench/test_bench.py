@@ -16,7 +16,7 @@ from kda.errors import NoBackendError
 from kda.model.host import Host
 from kda.routing.dispatch import weigh
 from kda.tools.commands.bench import CannotJudge, Percent, asked, report, timed
-from kda.tools.measure import clocks, timing
+from kda.tools.measure import clocks, decoding, timing
 from kda.tools.measure.clocks import CpuClock
 from kda.tools.measure.shapes import SHAPES, too_large
 from kda.tools.measure.timing import Machine
@@ -53,7 +53,7 @@ def test_packed_and_grouped_heads_are_timed():
     result = run("--lengths", "3,0,66", "--heads", "1", "--value-heads", "2", "-K", "8", "-V", "4", "--repeats", "1")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    row = lines.index("[3,0,66] H=1 HV=2 K=8 V=4 bf16")
+    row = lines.index("[3,0,66] H=1 HV=2 K=8 V=4 bf16, bounded gate")
     assert [line.split()[:2] for line in lines[row + 1 : row + 5]] == [
         ["forward", "fast"], ["backward", "fast"], ["forward", "slow"], ["backward", "slow"]
     ]
@@ -63,7 +63,7 @@ def test_a_gpu_has_a_floor_and_a_clock():
     line = dataclasses.replace(LINE, bytes=4_000_000_000, floor=1e-3, median=2e-3, p20=2e-3, p80=2e-3)
     assert report.header(H200).startswith("NVIDIA H200  1980 of 1980 MHz  driver 580.95  copies 4.00 TB/s")
     head, shape, row = (text.split() for text in report.timing_lines(Screen(), [line], True))
-    assert shape == LINE.problem.split()
+    assert shape == f"{LINE.problem}, bounded gate".split()
     assert row[-4:] == ["2.000-2.000", "5e-09", "2e+03", "2.0"] and head[-2:] == ["x", "floor"]
     assert not list(report.remarks(H200, [line]))
 
@@ -99,6 +99,15 @@ def test_decoding_is_right_before_it_is_timed():
     rows = json.loads(result.stdout)["rows"]
     assert result.exit_code == 0 and [row["states"] for row in rows] == ["float32", "bfloat16"]
     assert all(row["used"] <= 1 and row["median"] > 0 and row["bytes"] > 2 * 3 * 2 * 16 * 8 * 2 for row in rows)
+
+
+@pytest.mark.parametrize("gate", [None, "softplus", "given"])
+def test_decoding_has_the_gate_that_was_asked_for_and_names_it(gate, monkeypatch):
+    gates, make = [], decoding.make_step
+    monkeypatch.setattr(decoding, "make_step", lambda *a, **given: gates.append(given["gate"]) or make(*a, **given))
+    words = "--heads", "1", "--batch", "1", "-K", "16", "-V", "8", "--repeats", "3"
+    result = run("--direction", "decode", *words, *(["--gate", gate] if gate else []))
+    assert result.exit_code == 0 and {*gates} == {gate or "bounded"} and f", {gate or 'bounded'} gate" in result.stdout
 
 
 def test_decoding_that_is_wrong_is_not_timed(monkeypatch):
@@ -251,21 +260,19 @@ def test_results_of_timed_launches_are_judged_unless_equal_ones_were():
 
 @pytest.mark.parametrize(("stored", "wider"), [({}, True), (doors.ROUNDS_EVERY_OPERAND, False)], ids=["fine", "coarse"])
 def test_errors_of_the_reference_count_beside_those_of_a_backend_that_is_about_as_exact(monkeypatch, stored, wider):
-    small = cases.make_inputs([90], H=2, K=16, V=16, dtype="bfloat16")
+    spec = cases.Spec(T=90, H=2, K=16, V=16, dtype="bfloat16")
     door, reference = doors.Door("triton", "cpu"), doors.Door("reference", "cpu")
     roundings = {door: Rounding(torch.float32, stored), reference: Rounding(torch.float32)}
     monkeypatch.setattr(doors.Door, "rounding", lambda self, case: roundings[self])
-    rooms, alone = timing.rooms_of(door, reference, small, torch.float32, True), budgets(small, roundings[door])
+    rooms = timing.rooms_of.__wrapped__(door, spec, torch.float32, True)
+    alone = budgets(cases.make(spec), roundings[door])
     assert all((rooms[name].norm > alone[name].norm) is wider for name in alone)
 
 
-def test_a_sample_of_a_case_has_the_results_of_the_whole():
-    case = cases.make_inputs([0, 90, 20], H=6, HV=12, K=8, V=8, dtype="float64")
-    door, small = doors.Door("reference", "cpu"), timing.sample(case)
-    whole, part = door.call(case, False), door.call(small, False)
-    assert part["o"].shape == (1, 90, 8, 8)
-    torch.testing.assert_close(part["o"][0], whole["o"][0, :90, :8])
-    torch.testing.assert_close(part["ht"], whole["ht"][1:2, :8])
+def test_a_sample_is_a_small_case_of_the_same_kind():
+    packed = cases.Spec(lengths=(0, 900, 20), H=6, HV=12, gate="softplus", regime="fast", padding=9)
+    assert timing.sample(packed) == cases.Spec(T=512, H=4, HV=8, gate="softplus", regime="fast")
+    assert timing.sample(cases.Spec(B=3, T=90, H=2)) == cases.Spec(T=90, H=2, HV=2)
 
 
 # stages

@@ -131,7 +131,7 @@ def test_shapes_are_predicted_in_other_processes_and_printed_in_their_order(fore
         (name, shape.tokens) for name, shape in GPU_SHAPES.items()
     ]
     lines = run(*ALL).stdout.splitlines()
-    rows = [lines.index(f"{name}: {shape.label}") for name, shape in GPU_SHAPES.items()]
+    rows = [lines.index(f"{name}: {shape.label}, bounded gate") for name, shape in GPU_SHAPES.items()]
     assert rows == sorted(rows) and all(lines[n + 1].startswith("  forward") for n in rows)
     assert len({lines[n + 1].index(" sm100 ") for n in rows}) == 1
 
@@ -145,7 +145,7 @@ def test_what_is_predicted_is_drawn_and_shown_on_a_page(forecasts, monkeypatch, 
     text = (tmp_path / "x.html").read_text(encoding="utf-8")
     assert "predicted, not timed" in text and all(shape.label in text for shape in GPU_SHAPES.values())
     assert ">error (worst)</th>" in text and "p20-p80" not in text and re.search(r"<td>\d+% \(\d+%\)</td>", text)
-    assert [(backend, target.name) for backend, target in asked] == [("sm100", "sm100")]
+    assert [(backend, target.name, gate) for backend, target, gate in asked] == [("sm100", "sm100", "bounded")]
 
 @pytest.mark.parametrize("arch", ["h100", "H100 PCIe", "h200", "sm90", "b200", "GB200"])
 def test_a_timeline_is_of_the_chip_that_a_prediction_for_the_same_words_is_of(arch, forecasts, monkeypatch, tmp_path):
@@ -159,6 +159,16 @@ def test_a_timeline_is_of_the_chip_that_a_prediction_for_the_same_words_is_of(ar
 
 
 SILENT = SimpleNamespace(runs=(), milliseconds=0.0)
+
+
+@pytest.mark.parametrize("gate", [None, "softplus", "given"])
+def test_a_timeline_is_of_the_gate_that_was_asked_for_and_names_it(gate, monkeypatch, tmp_path):
+    forwards = []
+    monkeypatch.setattr("kda.tools.commands.timeline.forward", lambda *asked: forwards.append(asked) or SILENT)
+    words = ["timeline", "--arch", "h100", "--out", str(tmp_path / "x.json"), *(["--gate", gate] if gate else [])]
+    text = CliRunner().invoke(cli, words).stdout
+    named = gate or "bounded"
+    assert [asked[-1] for asked in forwards] == [named] and f" bfloat16, {named} gate, by" in text
 
 
 def test_an_error_of_another_process_reaches_the_user_as_it_is(forecasts):

@@ -10,7 +10,17 @@ from bench_calls import QUICK, run
 
 from kda.tools.commands.bench import asked
 from kda.tools.measure.predicted import PredictedCall
-from kda.tools.measure.shapes import SHAPES, BenchShape, bytes_moved, flops, too_large
+from kda.tools.measure.shapes import (
+    GATES,
+    MODELS,
+    SHAPES,
+    BenchShape,
+    bytes_moved,
+    flops,
+    gate_in,
+    too_large,
+    with_gate,
+)
 from kda.tools.verify import cases
 
 # the formulas
@@ -58,7 +68,7 @@ def test_every_shape_can_be_drawn_as_a_case():
         assert spec.heads == shape.heads and math.prod(spec.shape) == shape.tokens
 
 
-@pytest.mark.parametrize("gate", asked.GATES)
+@pytest.mark.parametrize("gate", GATES)
 def test_every_gate_can_be_timed_and_is_part_of_the_problem(gate):
     result = run(*QUICK, "--gate", gate, "--regime", "slow", "--json")
     found = json.loads(result.stdout)
@@ -66,6 +76,22 @@ def test_every_gate_can_be_timed_and_is_part_of_the_problem(gate):
     assert {row["problem"] for row in found["rows"]} == {f"B=1 T=70 H=1 K=V=8 fp32{words}"} and result.exit_code == 0
     parameters = {"dA_log", "ddt_bias"} & set(found["parity"][0]["used"])
     assert len(found["rows"]) == 2 and len(parameters) == (0 if gate == "given" else 2)
+
+
+def test_a_shape_that_is_called_after_a_model_has_its_heads_and_its_gate_unless_another_one_is_asked_for():
+    options = {"names": ("kimi-8k", "h32-8k"), "tokens": None, "lengths": None, "gate": None}
+    kimi, other = asked.shapes_asked(options, "gpu").values()
+    assert (kimi.H, kimi.gate) == (MODELS["kimi-linear"].heads, MODELS["kimi-linear"].gate) == (32, "softplus")
+    assert other == kimi._replace(origin=other.origin, gate="bounded")
+    assert {shape.gate for shape in asked.shapes_asked(options | {"gate": "given"}, "gpu").values()} == {"given"}
+    assert asked.spec_of(kimi, "slow").gate == "softplus"
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_a_heading_names_the_gate_whichever_it_is(gate):
+    label = BenchShape(T=5, gate=gate).label
+    assert gate_in(label) == gate and with_gate(label) == f"B=1 T=5 H=1 K=V=128 bf16, {gate} gate"
+    assert f", {gate} gate" in run("--list").stdout or gate == "given"
 
 
 def test_a_gate_goes_with_named_shapes_and_into_predictions():

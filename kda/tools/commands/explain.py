@@ -1,0 +1,160 @@
+"""`kda explain`: what a call would run on a GPU that need not be here, and why.  Imports torch when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kda.model.problem import Problem
+from kda.routing.dispatch import Choice
+from kda.tools.measure.shapes import MODELS, SHAPES, BenchShape
+from ptxkit.commands.options import ARCH
+from ptxkit.commands.render import FINDING, OK, Screen, common_options, heading
+from ptxkit.compile.target import Target
+
+from .options import BACKEND, backend_in_force
+
+if TYPE_CHECKING:
+    from kda.calls.rehearsal import Explanation
+
+WITHOUT, WITH = "without gradients", "with gradients"
+
+
+@click.command()
+@click.argument("words", metavar="WORDS...", nargs=-1, required=True)
+@click.option("--arch", type=ARCH, help="The GPU to ask about, an arch or a card.  [default: this machine]")
+@click.option("--backend", type=BACKEND, help="Name a backend, as in backend=...; left out, the fastest that accepts.")
+@click.option("--verbose", "-v", is_flag=True, help="Print the reasons of every direction.")
+@common_options
+def command(screen: Screen, words: tuple[str, ...], arch: Target | None, backend: str | None, verbose: bool) -> int:
+    """Say what a call would run, and why: backend, kernels, what is saved, and what ran on a GPU as it is.
+
+    WORDS describe a call, as in "chunk_kda B1 T8192 H64 softplus bf16", or name a shape of `kda bench --list` or a
+    model, such as kimi-linear.  `forward` leaves out the call with gradients, `backward` the one without.  No GPU is
+    needed.  Exits with 1 if no backend accepts the call.
+    """
+    given = [word for text in words for word in text.replace(",", " ").split()]
+    try:
+        problem = Problem.parse(" ".join(map(in_words, given)))
+    except ValueError as error:
+        names = f"; shapes of `kda bench --list`; models: {', '.join(MODELS)}" if "Known: " in str(error) else ""
+        raise click.UsageError(f"{error}{names}") from None
+    found = explanations(problem, given, backend or backend_in_force(), arch)
+    code = FINDING if any(refused(each) for each in found.values()) else OK
+    screen.answer(as_json(found, problem, arch, code), lines(screen, found, verbose))
+    return code
+
+
+def in_words(word: str) -> str:
+    """Return the words of a named shape or model; any other word as it is."""
+    if word in SHAPES:
+        return words_of(SHAPES[word])
+    if word in MODELS:
+        return f"H={MODELS[word].heads} bfloat16 {MODELS[word].gate} dt_bias l2norm beta=sigmoid"
+    return word
+
+
+def words_of(shape: BenchShape) -> str:
+    tokens = f"N={len(shape.lengths)} packed T={shape.tokens}" if shape.lengths else f"B={shape.B} T={shape.T}"
+    gate = "given g_dtype=float32" if shape.gate == "given" else f"{shape.gate} dt_bias"
+    return (f"{tokens} H={shape.H} HV={shape.heads} K={shape.K} V={shape.V} {shape.dtype} {gate} l2norm beta=sigmoid "
+            "final_state")
+
+
+def explanations(problem: Problem, words: Sequence[str], backend: str, arch: Target | None) -> dict[str, Explanation]:
+    from kda.calls.rehearsal import explain_problem
+
+    if problem.op != "chunk" or problem.slots or problem.checkpoints:
+        return {WITHOUT: explain_problem(problem, backend, arch)}
+    ways = {WITHOUT: False, WITH: True}
+    if "forward" in words or problem.intermediate_states:
+        del ways[WITH]
+    elif problem.direction == "backward":
+        del ways[WITHOUT]
+    return {way: explained(problem, training, backend, arch) for way, training in ways.items()}
+
+
+def explained(problem: Problem, training: bool, backend: str, arch: Target | None) -> Explanation:
+    """Return what `kda.explain` says of such a call, whose tensors have no memory."""
+    import torch
+
+    import kda
+
+    given = tensors_of(problem, training) | options_of(problem)
+    with torch.enable_grad():
+        return kda.explain(**given, backend=backend, arch=arch and arch.name)
+
+
+def tensors_of(p: Problem, training: bool) -> dict[str, Any]:
+    import torch
+
+    def empty(*shape: int, dtype: str = "float32", grad: bool = training) -> torch.Tensor:
+        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta", requires_grad=grad)
+
+    rows, channels = (p.B, p.T), () if p.gate_per_head else (p.K,)
+    optional = {
+        "A_log": empty(p.HV) if p.A_log else None, "dt_bias": empty(p.HV * p.gate_width) if p.dt_bias else None,
+        "initial_state": empty(p.N, *p.state_shape, dtype=p.state_dtype) if p.state_dtype else None,
+        "cu_seqlens": empty(p.N + 1, dtype="int64", grad=False) if p.packed else None,
+    }
+    return {
+        "q": empty(*rows, p.H, p.K, dtype=p.dtype), "k": empty(*rows, p.H, p.K, dtype=p.dtype),
+        "v": empty(*rows, p.HV, p.V, dtype=p.dtype), "g": empty(*rows, p.HV, *channels, dtype=p.g_dtype),
+        "beta": empty(*rows, p.HV, dtype=p.beta_dtype),
+    } | {name: tensor for name, tensor in optional.items() if tensor is not None}
+
+
+def options_of(p: Problem) -> dict[str, Any]:
+    return {
+        "scale": p.scale, "lower_bound": p.lower_bound, "chunk_size": p.C, "output_final_state": p.final_state,
+        "use_qk_l2norm_in_kernel": p.qk_l2norm, "use_gate_in_kernel": p.gate != "given",
+        "use_beta_sigmoid_in_kernel": p.beta != "given", "allow_neg_eigval": p.beta == "2*sigmoid",
+        "disable_recompute": p.disable_recompute, "return_intermediate_states": p.intermediate_states,
+        "state_v_first": p.state_v_first, "batch_invariant": p.batch_invariant,
+    }
+
+
+# ---------------------------------------------------------------------------------------------- printing
+
+
+def refused(found: Explanation) -> bool:
+    return found.backend is None or (found.backward is not None and found.backward.backend is None)
+
+
+def lines(screen: Screen, found: dict[str, Explanation], verbose: bool) -> list[str]:
+    """Return what runs in each way, and then why: the reasons of a direction once, unless they differ."""
+    out: list[str] = []
+    why: dict[Any, str] = {}
+    for way, each in found.items():
+        mark = screen.mark("fail" if refused(each) else "ok")
+        out += [f"{mark} {way}: {taken(each)}", *(f"  {part}" for part in (*each.planned, *each.notes, *each.ran)), ""]
+        for choice in filter(None, (each.forward, each.backward)):
+            why.setdefault((way, choice.problem) if verbose else choice.tried, str(choice))
+    return [*out, *(line for text in why.values() for line in text.splitlines())]
+
+
+def taken(found: Explanation) -> str:
+    """Return the backends of both directions."""
+    forward = found.backend or "no backend accepts it"
+    if found.backward is None:
+        return forward
+    backward = found.backward.backend or "no backend"
+    return forward if forward == backward else f"forward {forward}, backward {backward}"
+
+
+def as_json(found: dict[str, Explanation], problem: Problem, arch: Target | None, code: int) -> dict[str, Any]:
+    return heading("explain", code, problem=str(problem), arch=arch and arch.name, calls=[
+        {"gradients": way == WITH, "forward": choice_json(each.forward),
+         "backward": each.backward and choice_json(each.backward), "notes": list(each.notes),
+         "planned": [{"backend": p.backend, "direction": p.direction, "form": p.form, "kernels": list(p.kernels)}
+                     for p in each.planned],
+         "ran": [ran._asdict() for ran in each.ran]}
+        for way, each in found.items()
+    ])
+
+
+def choice_json(choice: Choice) -> dict[str, Any]:
+    return {"backend": choice.backend, "host": str(choice.host),
+            "rejections": {name: list(reasons) for name, reasons in choice.tried if reasons}}

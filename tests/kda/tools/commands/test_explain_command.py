@@ -1,0 +1,149 @@
+"""`kda explain`: a call in words, on a GPU that is not here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import kda
+from kda.cli import cli
+from kda.model.problem import Problem
+from kda.tools.commands import explain
+from kda.tools.measure.shapes import MODELS, SHAPES
+
+ASKED = "chunk_kda B1 T8192 H64 softplus bf16"
+
+
+def run(*words):
+    return CliRunner().invoke(cli, ["explain", *words], env={"COLUMNS": "400"})
+
+
+def asked(*words):
+    result = run("--json", *words)
+    return json.loads(result.stdout), result.exit_code
+
+
+def test_a_call_in_words_is_explained_with_and_without_gradients():
+    result = run("--arch", "h100", ASKED)
+    assert result.exit_code == 0
+    first, form, note, evidence, *rest = result.stdout.splitlines()
+    assert first.endswith(" without gradients: sm90") and "kernels: fused" in form and "132 SMs of one H200" in note
+    assert evidence.startswith("  evidence, sm90 for sm90: ")
+    assert any(line.endswith(" with gradients: sm90") for line in rest)
+    assert any(line.startswith("  backward on sm90: ") for line in rest) and "* sm90       accepts it" in rest
+    assert sum("sm90 accepts chunk" in line for line in rest) == 1, "the same reasons are given once"
+
+
+def test_the_words_of_one_call_may_be_one_argument_or_several():
+    assert run("--arch", "b200", ASKED).stdout == run("--arch", "b200", *ASKED.split()).stdout
+
+
+@pytest.mark.parametrize("word, calls", [("forward", [False]), ("backward", [True]), ("chunk", [False, True])])
+def test_a_direction_leaves_the_other_call_out(word, calls):
+    found, _ = asked("--arch", "h100", f"T512 {word}")
+    assert [each["gradients"] for each in found["calls"]] == calls
+
+
+def test_a_fallback_is_named_with_its_reason():
+    result = run("--arch", "h100", "bf16 K64 V128 backward")
+    assert "with gradients: forward sm90, backward triton" in result.stdout
+    assert "sm90.backward_shape: has a backward only for K = V, got K=64 V=128" in result.stdout
+
+
+def test_a_call_that_no_backend_accepts_is_a_finding():
+    found, code = asked("--arch", "sm90", "fp64")
+    assert code == found["exit"] == 1 and found["calls"][0]["forward"]["backend"] is None
+    assert "triton.dtype" in found["calls"][0]["forward"]["rejections"]["triton"][0]
+    assert "no backend accepts it" in run("--arch", "sm90", "fp64").stdout
+
+
+def test_words_that_are_not_understood_are_named_with_those_that_are():
+    result = run("--arch", "h100", "chunk_kda T64 wombat sofplus")
+    assert result.exit_code == 2
+    text = " ".join(result.stderr.split())
+    assert "'wombat' and 'sofplus' are not known words. Did you mean 'softplus'? Known: bfloat16" in text
+    assert "sizes also as in T8192" in text and text.endswith(f"models: {', '.join(MODELS)}")
+    assert "models:" not in run("--arch", "h100", "K300").stderr
+
+
+def test_a_wrong_combination_of_options_is_the_error_of_the_function():
+    result = run("--arch", "h100", "given dt_bias")
+    assert result.exit_code == 2 and "dt_bias must be left out unless use_gate_in_kernel=True" in result.stderr
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_a_word_for_its_heads_and_its_gate(name):
+    found, code = asked("--arch", "h100", name, "T4096")
+    assert code == 0 and f"H={MODELS[name].heads} K=128" in found["problem"] and MODELS[name].gate in found["problem"]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_named_shape_of_bench_is_a_word(name):
+    p = Problem.parse(explain.words_of(SHAPES[name]))
+    shape = SHAPES[name]
+    dims = shape.H, shape.heads, shape.K, shape.V
+    assert (shape.tokens, *dims) == (p.B * p.T, p.H, p.HV, p.K, p.V) and max(len(shape.lengths), shape.B) == p.N
+    assert (p.dtype, p.gate) == (shape.dtype, shape.gate)
+    found = explain.explained(p, True, "auto", None)
+    assert found.backward.backend == "reference"
+
+
+WORDS = ("", "packed N=3", "gate_per_head bounded dt_bias", "softplus beta=2*sigmoid state_dtype=float32", "C=32 fp32",
+         "intermediate_states state_v_first final_state", "batch_invariant l2norm scale=0.5",
+         "HV=16 K=64 V=32 g_dtype=float32 beta_dtype=float32 beta=sigmoid lower_bound=-3 bounded")
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_the_call_that_is_explained_is_the_one_that_the_words_describe(words):
+    p = Problem.parse(f"{words} T=70 cpu")
+    assert explain.explained(p, False, "auto", None).forward.problem == p
+
+
+def test_what_is_saved_is_said_of_a_call_that_saves_everything():
+    keeps = "  between forward and backward sm90 keeps 424.0 MiB beside the inputs"
+    assert keeps in run("--arch", "h100", "T8192 H32 disable_recompute").stdout.splitlines()
+    assert keeps not in run("--arch", "h100", "T8192 H32").stdout.splitlines()
+
+
+@pytest.mark.parametrize("words", ["decode_step H32 slots=4 inplace state_v_first state_dtype=float32 softplus",
+                                   "fused_recurrent_kda B4 T1 K512", "packed N=2 slots=8 inplace state_dtype=float32"])
+def test_decoding_and_slots_are_explained_without_gradients(words):
+    found, code = asked("--arch", "a100", words)
+    (only,) = found["calls"]
+    assert code == 0 and not only["gradients"] and only["forward"]["backend"] == "triton"
+    (planned,) = only["planned"]
+    said = "all that calls with a pool can launch" if "packed" in words else "one of these"
+    assert planned["kernels"] and planned["form"] == said
+
+
+def test_a_backend_can_be_named_here_as_in_the_call(monkeypatch):
+    found, _ = asked("--arch", "h100", "--backend", "triton", ASKED)
+    assert found["calls"][0]["planned"][0]["backend"] == "triton"
+    monkeypatch.setenv("KDA_BACKEND", "triton")
+    assert "(requested: KDA_BACKEND=triton)" in run("--arch", "h100", ASKED).stdout
+
+
+def test_nothing_is_allocated_or_built_for_an_answer(monkeypatch):
+    monkeypatch.setattr("ptxkit.compile.fetching.build_together", None)
+    found, code = asked("--arch", "b200", "B64 T1048576 H128 bf16 kimi-k3")
+    assert code == 0 and found["calls"][1]["planned"][1]["direction"] == "backward"
+    assert kda.explain(**explain.tensors_of(Problem(T=9), False), arch="b200").forward.problem.T == 9
+    assert not torch.is_grad_enabled() or explain.tensors_of(Problem(T=9), True)["q"].requires_grad
+
+
+@pytest.mark.exhaustive
+def test_a_laptop_without_any_compiler_gets_the_same_answer():
+    code = """
+import sys
+sys.modules |= dict.fromkeys(("cutlass", "triton", "cuda"))                # importing one of them fails
+from kda.cli import main
+sys.argv = ["kda", "explain", "--json", "--arch", "h100", "kimi-linear T8192 disable_recompute"]
+main()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert json.loads(ran.stdout)["calls"] == asked("--arch", "h100", "kimi-linear T8192 disable_recompute")[0]["calls"]

@@ -1,0 +1,128 @@
+"""kda as a kernel of Hugging Face's `kernels`, loaded from a folder as `use_kernels=True` loads one from the hub."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kda
+
+pytest.importorskip("transformers.models.kimi_linear", reason="needs a transformers that has kimi_linear")
+kernels = pytest.importorskip("kernels", reason="needs kernels")
+
+pytestmark = pytest.mark.peers
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS = {"chunk_kda": "chunk_kimi_delta_attention", "fused_recurrent_kda": "recurrent_kimi_delta_attention"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hub")
+    runpy.run_path(str(ROOT / ".ci" / "hub"))["write"](folder)
+    return folder
+
+
+def test_the_folder_has_what_kernels_reads_for_each_backend(folder):
+    for backend in ("cuda", "cpu"):
+        variant = folder / "build" / f"torch-{backend}"
+        metadata = json.loads((variant / "metadata.json").read_text())
+        assert metadata["backend"] == {"type": backend} and metadata["name"] == "kda"
+        assert (variant / "kda" / "__init__.py").exists() and (variant / "ptxkit" / "py.typed").exists()
+    assert kernels.get_local_kernel(folder).chunk_kda is kda.chunk_kda
+    assert not [path for path in folder.rglob("*") if path.name in ("__pycache__", "docs", "benchmarks")]
+
+
+def test_a_kernel_from_the_folder_runs_where_kda_is_not_installed(folder, tmp_path):
+    code = f"""
+import sys
+from pathlib import Path
+sys.path[:] = [each for each in sys.path if each and not Path(each, "kda", "__init__.py").exists()]
+import torch
+from kernels import get_local_kernel
+kernel = get_local_kernel(Path({str(folder)!r}))
+q = torch.randn(1, 70, 2, 16)
+o, _ = kernel.chunk_kda(q, q, q, -q.abs(), torch.rand(1, 70, 2))
+print(tuple(o.shape), sys.modules["kda"].__file__)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert ran.stdout.strip() == f"(1, 70, 2, 16) {folder}/build/torch-cpu/kda/__init__.py", ran.stderr
+
+
+PROGRAM = """
+import inspect
+import json
+import sys
+from pathlib import Path
+
+import small_models
+import torch
+from kernels import LocalLayerRepository, Mode, kernelize, use_kernel_forward_from_hub, use_kernel_mapping
+
+import kda.hub
+
+folder, layers = Path(sys.argv[1]), json.loads(sys.argv[2])
+tokens = torch.arange(1, 41).view(2, 20)
+module = small_models.module_of("kimi_linear")
+
+
+def results(model):
+    model.eval()
+    with torch.no_grad():
+        logits = model(tokens).logits
+        made = model.generate(tokens, max_new_tokens=5, do_sample=False)
+    model.train()
+    model(tokens).logits.square().mean().backward()
+    return logits, made, model.get_input_embeddings().weight.grad
+
+
+def counted(name, old):
+    def call(*args, **options):
+        calls[name] = calls.get(name, 0) + 1
+        return old(*args, **options)
+
+    return call
+
+
+with small_models.in_torch("kimi_linear"):
+    expected = results(small_models.model_of("kimi_linear"))
+    calls, found = {}, []
+    for name in layers:
+        setattr(kda.hub, name, counted(name, getattr(kda.hub, name)))
+    model = small_models.model_of("kimi_linear")
+    for name, layer in layers.items():
+        function = use_kernel_forward_from_hub(name)(getattr(module, layer))
+        setattr(module, layer, function)
+        model.add_module(layer, function)
+    for mode in (Mode.INFERENCE, Mode.TRAINING):
+        mapping = {name: {"cpu": {mode: LocalLayerRepository(folder, layer_name=layer)}}
+                   for name, layer in layers.items() if mode is Mode.INFERENCE or name == "chunk_kda"}
+        with use_kernel_mapping(mapping, inherit_mapping=False):
+            kernelize(model.train(mode is Mode.TRAINING), mode=mode, device="cpu")
+        found.append(results(model))
+        model.zero_grad()
+print(json.dumps({
+    "logits": small_models.distance(found[0][0], expected[0]), "tokens": bool((found[0][1] == expected[1]).all()),
+    "gradient": small_models.distance(found[1][2], expected[2]), "calls": calls,
+}))
+"""
+
+
+def test_a_model_with_use_kernels_calls_kda_and_gives_its_own_logits_tokens_and_gradients(folder):
+    """Functions are decorated as transformers does it, which wants a newer `kernels` than there is; and in a process of
+    its own, because what is replaced stays replaced."""
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "peers", *sys.path)))
+    ran = subprocess.run([sys.executable, "-c", PROGRAM, str(folder), json.dumps(LAYERS)], capture_output=True,
+                         text=True, env=os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout.splitlines()[-1])
+    assert said["tokens"] and said["calls"].keys() == {"chunk_kda", "fused_recurrent_kda"}
+    assert said["logits"] < 1e-4 and said["gradient"] < 1e-4, said
+
+
+def test_a_folder_that_is_not_empty_is_left_as_it_is(folder):
+    with pytest.raises(SystemExit, match="is not empty"):
+        runpy.run_path(str(ROOT / ".ci" / "hub"))["write"](folder)
