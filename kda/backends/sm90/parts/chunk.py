@@ -19,7 +19,7 @@ from ..configs import PrepareConfig, tile
 from .wgmma import accumulator, issue, wide_view
 
 PAIRS = (2 * C, C)                           # rows of [k; q] and of k
-ROWS = 16                                    # of a warp, of a product
+ROWS = 16                                    # a warp's rows of a product
 
 
 def pairs_mma():

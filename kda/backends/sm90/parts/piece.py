@@ -13,7 +13,7 @@ from ...common.cute.fragments import sum_over_lanes
 from ...common.cute.gate import Gate
 from ...common.cute.tile import WARP_ROWS
 
-LANES_OF_A_SUM = 32 // (2 * WARP_ROWS)       # of a warp, which has the rows of q and k
+LANES_OF_A_SUM = 32 // (2 * WARP_ROWS)       # a warp has the rows of q and k
 
 
 class ScaledGate(Gate):
