@@ -19,7 +19,7 @@ import torch
 
 from kda.tools.verify.ledger import FILE
 
-from . import common, evidence, hopper_tables, picture, predicted, predicted_pairs
+from . import common, evidence, hopper_tables, notebook, picture, predicted, predicted_pairs
 from .counted import figures
 
 Texts = Mapping[Path, str]
@@ -34,6 +34,7 @@ WRITERS: dict[str, Callable[[], Texts]] = {  # name -> what files should say
     "tables of sm90": hopper_tables.texts,
     "ledger": lambda: evidence.texts(evidence.rows_of(FILE)),
     **{f"counted {page}": functools.partial(counted, page) for page in dict.fromkeys(f.page for f in figures.FIGURES)},
+    "notebook": notebook.texts,
     "pairs of predicted configurations": predicted_pairs.texts,
     "predicted": predicted.all_texts,
 }

@@ -6,18 +6,23 @@ What they say lies in git as data that tests compare with the code: docs/data, k
 kda/tools/measure/errors.json. What ranks cost is computed here.
 """
 
+import functools
 import json
+import os
 import pathlib
+import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import clock_page, ledger_page, ranks
+from benchmarks import clock_page, keys_page, ledger_page, ranks, status_page
+from kda.routing.dispatch import capabilities
 from kda.tools.measure.predicted import ERRORS as CLOCK
 from kda.tools.verify.ledger import Ledger
 from ptxkit.docs import shared
 
 HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent
 ERRORS, MUTANTS, COUNTED = HERE / "data" / "errors.json", HERE / "data" / "mutants.json", HERE / "data" / "counted"
 
 OF_ERRORS = """# Every error that a function can raise
@@ -147,6 +152,10 @@ def evidence():
     return ledger_page.page(Ledger.read())
 
 
+def status():
+    return status_page.page(Ledger.read(), capabilities(), status_page.read_changelog())
+
+
 def counts():
     page = OF_COUNTS
     for name, section in COUNTS.items():
@@ -164,10 +173,25 @@ def clock():
     return clock_page.page(json.loads(CLOCK.read_text())["rows"], json.loads(clock_page.DATA.read_text()))
 
 
+def of_the_repository(name):
+    """Return a page above this folder as one of the site, outside its menu."""
+    front = "```{{image}} pictures/h200-{0}.svg\n:class: only-{0}\n```\n"
+    text = (ROOT / name).read_text()
+    text = re.sub(r"<picture>.*?</picture>\n", "\n".join(map(front.format, ("light", "dark"))), text, flags=re.DOTALL)
+
+    def moved(link):
+        target = (ROOT / link[2]).resolve()
+        return f"[{link[1]}]({os.path.relpath(shared.ROOT_PAGES.get(target, target), HERE)}{link[3] or ''})"
+
+    return "---\norphan: true\n---\n\n" + shared.LINK.sub(moved, text)
+
+
 PAGES = {
+    **{page: functools.partial(of_the_repository, file.name) for file, page in shared.ROOT_PAGES.items()},
     HERE / "errors.md": errors, HERE / "mutants.md": mutants, HERE / "results" / "evidence.md": evidence,
     HERE / "results" / "clock_errors.md": clock, HERE / "stages" / "counted.md": counts,
-    HERE / "ranks.md": costs_of_ranks,
+    HERE / "ranks.md": costs_of_ranks, HERE / "status.md": status,
+    HERE / "json.md": keys_page.page,
 }
 
 

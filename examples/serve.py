@@ -1,7 +1,8 @@
 """A small server of a language model of KDA layers, on a GPU if there is one.
 
     pip install starlette uvicorn
-    python examples/serve.py                          # http://127.0.0.1:8000
+    python examples/train.py                          # writes runs/train
+    python examples/serve.py --model runs/train       # http://127.0.0.1:8000
     python examples/serve.py --load 200 --clients 16  # a load test; it ends
     curl -N 127.0.0.1:8000/generate \\
         -d '{"prompt": "The state", "max_tokens": 20}'
@@ -9,12 +10,14 @@
 It has continuous batching, streaming, a prefix cache and cancellation.  POST
 /generate streams lines of JSON: {"text": ...} for each token, at last {"done":
 ..., "cached": tokens that a prefix brought}, or {"error": ...}.  GET /health
-counts what there is.  The weights are random: the text is noise.
+counts what there is.  --model is a folder that train.py wrote, or convert.py
+from such a one; without it the weights are random, and the text is noise.
 
 Every step packs pieces of prompts into one row, and gives each request that
 decodes a row of one token.  A request has a slot of the pool of states from its
 first token to its last; prompts are cut at multiples of 64 tokens, and the
-states there are kept until their slots are needed.
+states there are kept until their slots are needed.  A slot also has keys and
+values of --longest tokens for each layer of attention.
 
   a request is too long    status 413, before it gets a slot
   a body is larger than 6  status 413, before the rest of the body is read
@@ -42,7 +45,6 @@ import codecs
 import contextlib
 import json
 import random
-import reprlib
 import signal
 import socket
 import sys
@@ -50,76 +52,80 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from language_model import Attention, Kept, Model, attention
 
 from kda.nn import Cache, KimiDeltaAttention
 from kda.nn.cache import LayerState
 
-BYTES = 256
 CHUNK = 64                                   # prompts are cut at multiples of it
 GRACE = 10                                   # seconds that streams have to end after a signal
 
 
-class Block(nn.Module):
-    def __init__(self, hidden: int, heads: int, layer: int):
-        super().__init__()
-        self.before, self.between = nn.RMSNorm(hidden), nn.RMSNorm(hidden)
-        self.mixes = KimiDeltaAttention(hidden, heads, hidden // heads, layer_idx=layer)
-        self.up, self.down = nn.Linear(hidden, 4 * hidden, bias=False), nn.Linear(4 * hidden, hidden, bias=False)
-
-    def forward(self, x: torch.Tensor, cache: Cache, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
-        x = x + self.mixes(self.before(x), cache=cache, cu_seqlens=cu_seqlens)
-        return x + self.down(torch.nn.functional.silu(self.up(self.between(x))))
-
-
-class Model(nn.Module):
-    def __init__(self, hidden: int, heads: int, layers: int):
-        super().__init__()
-        self.embed = nn.Embedding(BYTES, hidden)
-        self.blocks = nn.ModuleList(Block(hidden, heads, n) for n in range(layers))
-        self.norm, self.head = nn.RMSNorm(hidden), nn.Linear(hidden, BYTES, bias=False)
-
-    def forward(self, tokens: torch.Tensor, cache: Cache, cu_seqlens: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits (B, T, 256) of tokens (B, T), from the states in the cache, which it moves on."""
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x, cache, cu_seqlens)
-        return self.head(self.norm(x))
-
-
 class Pool:
-    """The states of all layers in slots: what a step reads and writes."""
+    """The states of KDA layers, and keys and values of those of attention, in slots: what a step reads and writes."""
 
-    def __init__(self, model: Model, slots: int):
-        self.layers, self.free = {}, list(range(slots))
-        like = model.embed.weight
-        for n, layer in enumerate(each for each in model.modules() if isinstance(each, KimiDeltaAttention)):
-            wide = torch.promote_types(like.dtype, torch.float32)
-            recurrent = like.new_zeros(slots, layer.num_v_heads, layer.head_v_dim, layer.head_dim, dtype=wide)
-            q, k, v = (like.new_zeros(slots, layer.conv_size - 1, each.channels)
-                       for each in (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d))
-            self.layers[n] = LayerState(recurrent, (q, k, v))
+    def __init__(self, model: Model, slots: int, longest: int):
+        self.layers: dict[int, LayerState] = {}
+        self.keys: dict[int, Kept] = {}                                       # each (slots, longest, heads, dim)
+        self.free, self.device = list(range(slots)), model.embed.weight.device
+        like = model.embed.weight.detach()
+        for layer in model.modules():
+            if isinstance(layer, Attention):
+                shape = slots, longest, layer.heads, like.shape[1] // layer.heads
+                self.keys[layer.layer] = like.new_zeros(shape), like.new_zeros(shape)
+            elif isinstance(layer, KimiDeltaAttention) and layer.layer_idx is not None:
+                wide = torch.promote_types(like.dtype, torch.float32)
+                recurrent = like.new_zeros(slots, layer.num_v_heads, layer.head_v_dim, layer.head_dim, dtype=wide)
+                q, k, v = (like.new_zeros(slots, layer.conv_size - 1, each.channels)
+                           for each in (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d))
+                self.layers[layer.layer_idx] = LayerState(recurrent, (q, k, v))
 
     def read(self, slots: list[int]) -> Cache:
-        index = torch.tensor(slots, device=self.layers[0].recurrent.device)
+        index = torch.tensor(slots, device=self.device)
         return Cache(self.layers).select(index)           # copies, which a step may update in place
 
     def write(self, slots: list[int], cache: Cache) -> None:
-        index = torch.tensor(slots, device=self.layers[0].recurrent.device)
+        index = torch.tensor(slots, device=self.device)
         for n, state in self.layers.items():
             for old, new in zip((state.recurrent, *state.conv), (cache[n].recurrent, *cache[n].conv)):
                 old[index] = new.to(old.dtype)
 
-    def copy(self, source: int, to: int) -> None:
+    def copy(self, source: int, to: int, tokens: int) -> None:
+        """Copy what a slot has after so many tokens."""
         self.write([to], self.read([source]))
+        for both in self.keys.values():
+            for x in both:
+                x[to, :tokens] = x[source, :tokens]
 
     def clear(self, slot: int) -> None:
         for state in self.layers.values():
             for x in (state.recurrent, *state.conv):
                 x[slot] = 0
+
+
+class KeysInSlots:
+    """Keys and values of the requests of a step, which lie in their slots, those of its own tokens included.
+
+    No request reads behind the tokens that it has done, so a step that fails leaves nothing that is read.
+    """
+
+    def __init__(self, pool: Pool, rows: list[tuple[int, int, int]]):
+        self.pool, self.rows = pool, rows                                     # slot, tokens before, tokens
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        keys, values = self.pool.keys[layer]
+        flat_q, flat_k, flat_v = (x.flatten(0, 1) for x in (q, k, v))
+        parts, first = [], 0
+        for slot, before, tokens in self.rows:
+            row, end = slice(first, first + tokens), before + tokens
+            keys[slot, before:end], values[slot, before:end] = flat_k[row], flat_v[row]
+            parts.append(attention(flat_q[None, row], keys[None, slot, :end], values[None, slot, :end])[0])
+            first += tokens
+        return torch.cat(parts).view_as(q)
 
 
 @dataclass(eq=False)
@@ -153,7 +159,7 @@ class Engine:
     """All but `_forward` runs in the event loop, so nothing changes while a step computes."""
 
     def __init__(self, model: Model, slots: int = 32, queue: int = 64, longest: int = 4096, batch: int = 512):
-        self.model, self.pool, self.slots = model.eval(), Pool(model, slots), slots
+        self.model, self.pool, self.slots = model.eval(), Pool(model, slots, longest), slots
         self.queue, self.longest, self.batch = queue, longest, batch
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -169,7 +175,7 @@ class Engine:
             raise self.refuse(400, "prompt must not be empty. Send at least one character.")
         if not 1 <= limit <= self.longest:
             raise self.refuse(400, f"max_tokens must be a whole number from 1 to {self.longest}; found "
-                                   f"{reprlib.repr(limit)}. Send one of those.")
+                                   f"{as_json(limit)}. Send one of those.")
         total = len(prompt) + limit
         if total > self.longest:
             raise self.refuse(413, f"prompt and max_tokens must be at most {self.longest} tokens together; found "
@@ -220,7 +226,7 @@ class Engine:
             request = self.waiting.popleft()
             request.slot = slot
             if prefix and held is not None:
-                self.pool.copy(held, slot)
+                self.pool.copy(held, slot, len(prefix))
                 request.done = request.cached = len(prefix)
                 self.counts["hits"] += 1
             else:
@@ -238,7 +244,7 @@ class Engine:
         if request.done % CHUNK or request.done > request.prompt or key in self.prefixes or not self.pool.free:
             return
         self.prefixes[key] = slot = self.pool.free.pop()
-        self.pool.copy(request.slot, slot)
+        self.pool.copy(request.slot, slot, request.done)
 
     def _leave(self, request: Request, how: str, event: Any = None) -> None:
         self.running.remove(request)
@@ -306,14 +312,15 @@ class Engine:
     @torch.inference_mode()
     def _forward(self, batch: list[tuple[Request, int]]) -> tuple[list[int], Cache]:
         """The next token of each, and the states; nothing that others see is written."""
-        cache, device = self.pool.read([request.slot for request, _ in batch]), self.model.embed.weight.device
+        cache, device = self.pool.read([request.slot for request, _ in batch]), self.pool.device
+        keys = KeysInSlots(self.pool, [(request.slot, request.done, n) for request, n in batch])
         rows = [request.tokens[request.done : request.done + n] for request, n in batch]
         if all(n == 1 for _, n in batch):
-            logits = self.model(torch.tensor(rows, device=device), cache)[:, 0]
+            logits = self.model(torch.tensor(rows, device=device), cache, keys=keys)[:, 0]
         else:
             ends = torch.tensor([0, *map(len, rows)]).cumsum(0)
             tokens = torch.tensor([[token for row in rows for token in row]], device=device)
-            logits = self.model(tokens, cache, ends)[0, ends[1:] - 1]
+            logits = self.model(tokens, cache, ends, keys)[0, ends[1:] - 1]
         return logits.argmax(-1).tolist(), cache
 
     def health(self) -> dict[str, int]:
@@ -321,25 +328,43 @@ class Engine:
                               "free": len(self.pool.free), "prefixes": len(self.prefixes)}
 
 
+SEND = 'Send an object of JSON such as {"prompt": "The state", "max_tokens": 20}.'
+
+
 def asked_of(body: bytes) -> tuple[bytes, int]:
-    """The prompt and max_tokens that a body asks for; a ValueError says what is wrong with it."""
+    """Return the prompt and max_tokens that a body asks for; a ValueError says what is wrong with it."""
     try:
-        asked = json.loads(body)
+        asked = json.loads(body.decode())
     except RecursionError:
-        raise ValueError("lists or objects that are nested too deeply") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"a body that is not JSON: {error}") from None
+        raise ValueError(f"The body has lists or objects that are nested too deeply. {SEND}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"The body must be UTF-8; found other bytes after {error.start} bytes. {SEND}") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise ValueError(f"The body must be JSON; found an error at {where}: {error.msg}. {SEND}") from None
     except ValueError:                                                         # Python limits the digits of integers
-        raise ValueError("a number with too many digits") from None
-    if not isinstance(asked, dict) or not isinstance(asked.get("prompt"), str):
-        raise ValueError(f"{reprlib.repr(asked)}, where prompt is not a text")
+        raise ValueError(f"The body has a number with too many digits. {SEND}") from None
+    if not isinstance(asked, dict):
+        raise ValueError(f"The body must be an object; found {as_json(asked)}. {SEND}")
+    if "prompt" not in asked:
+        names = ", ".join(map(as_json, asked)) or "no field"
+        raise ValueError(f"The body must have a prompt; found {names:.80}. {SEND}")
+    if not isinstance(asked["prompt"], str):
+        raise ValueError(f"prompt must be a text; found {as_json(asked['prompt'])}. {SEND}")
     limit = asked.get("max_tokens", 16)
-    if type(limit) is not int:                                                 # True is not a number of tokens
-        raise ValueError(f"max_tokens={reprlib.repr(limit)}, which is not a whole number")
+    if type(limit) is not int:                                                 # true is not a number of tokens
+        raise ValueError(f"max_tokens must be a whole number; found {as_json(limit)}. {SEND}")
     try:
         return asked["prompt"].encode(), limit
     except UnicodeEncodeError as error:
-        raise ValueError(f"a prompt with half of a surrogate pair: {error}") from None
+        raise ValueError(f"prompt has half of a surrogate pair after {error.start} characters, which is no text. "
+                         "Send both halves, or none.") from None
+
+
+def as_json(value: Any) -> str:
+    """Return the beginning of a value as JSON has it."""
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:40]} ..."
 
 
 def application(engine: Engine) -> Any:
@@ -359,7 +384,7 @@ def application(engine: Engine) -> Any:
 
     def check_size(size: int, found: str) -> None:
         if size > largest:
-            raise engine.refuse(413, f"a body must be at most {largest} bytes; found {found}. Send a shorter prompt.")
+            raise engine.refuse(413, f"The body must be at most {largest} bytes; found {found}. Send a shorter prompt.")
 
     async def receive(http: Any) -> bytes:
         announced, body = http.headers.get("content-length", ""), bytearray()
@@ -382,13 +407,18 @@ def application(engine: Engine) -> Any:
             receiving.cancel()
             stopping.cancel()
 
+    def submitted(body: bytes) -> Request:
+        try:
+            prompt, limit = asked_of(body)
+        except ValueError as error:
+            raise engine.refuse(400, str(error)) from None
+        return engine.submit(prompt, limit)
+
     async def generate(http: Any) -> Any:
         try:
-            request = engine.submit(*asked_of(await body_of(http)))
+            request = submitted(await body_of(http))
         except Refused as error:
             return JSONResponse({"error": str(error)}, error.status)
-        except ValueError as error:
-            return JSONResponse({"error": f'send {{"prompt": text, "max_tokens": whole number}}; found {error}'}, 400)
         except ClientDisconnect:
             return Response(status_code=400)                                   # nobody receives it
         return StreamingResponse(lines(request), media_type="application/x-ndjson")
@@ -545,15 +575,10 @@ async def load(engine: Engine, requests: int, clients: int, limit: int, seed: in
 
 
 def alone(model: Model, prompt: str, limit: int) -> str:
-    """What a request should give."""
-    cache, tokens, answer = Cache(), list(prompt.encode()), []
+    """Return what a request should give."""
     with torch.inference_mode():
-        for _ in range(limit):
-            device = model.embed.weight.device
-            answer.append(int(model(torch.tensor([tokens], device=device), cache)[0, -1].argmax()))
-            tokens = answer[-1:]
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    return "".join(decoder.decode(bytes([each])) for each in answer)
+        answer = model.continued(prompt.encode(), limit)
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(answer)     # no text of half a character at the end
 
 
 async def differ_from_alone(model: Model, texts: dict[str, str], limit: int) -> list[str]:
@@ -609,6 +634,8 @@ def refuse_a_port_in_use(host: str, number: int) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--model", type=Path, metavar="FOLDER",
+                         help="of a model that train.py wrote, or convert.py from such a one")
     options.add_argument("--host", default="127.0.0.1", help="%(default)s by default")
     options.add_argument("--port", type=port, default=8000, help="%(default)s by default")
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu",
@@ -617,7 +644,6 @@ def main() -> None:
                          default="bfloat16" if torch.cuda.is_available() else "float32",
                          help="%(choices)s; %(default)s by default, on this machine")
     for name, value, meaning in (
-        ("hidden", 128, "channels of the model"), ("heads", 4, "heads of a layer"), ("layers", 2, "layers"),
         ("slots", 32, "states that are kept: requests that run, and prefixes"),
         ("queue", 64, "requests that may wait for a slot"),
         ("longest", 4096, "tokens of a prompt and its answer together, at most"),
@@ -625,6 +651,9 @@ def main() -> None:
         ("grace", GRACE, "seconds that streams have to end after SIGTERM or Ctrl-C"),
     ):
         options.add_argument(f"--{name}", type=positive, default=value, help=f"{meaning}; {value} by default")
+    of_model = {"hidden": (128, "channels of the model"), "heads": (4, "heads of a layer"), "layers": (2, "layers")}
+    for name, (value, meaning) in of_model.items():
+        options.add_argument(f"--{name}", type=positive, help=f"without --model: {meaning}; {value} by default")
     of_load = {"clients": (16, "requests at once"), "max-tokens": (32, "tokens of an answer")}
     for name, (value, meaning) in of_load.items():
         options.add_argument(f"--{name}", type=positive, help=f"with --load: {meaning}; {value} by default")
@@ -637,20 +666,28 @@ def main() -> None:
     if args.batch < CHUNK:
         options.error(f"--batch {args.batch} is less than the {CHUNK} tokens by which a prompt advances")
     clients, max_tokens = args.clients or of_load["clients"][0], args.max_tokens or of_load["max-tokens"][0]
+    if args.model and (given := [f"--{name}" for name in of_model if getattr(args, name)]):
+        options.error(f"{', '.join(given)}: the model in {args.model} has its sizes. Leave out either.")
+    if (args.hidden or 128) % (args.heads or 4):
+        options.error(f"--hidden {args.hidden or 128} must be a multiple of --heads {args.heads or 4}")
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
         options.error(f"{error.name} is not installed: pip install starlette uvicorn")
-    if args.hidden < args.heads:
-        options.error(f"--hidden {args.hidden} leaves no channel for each of --heads {args.heads}")
     try:
         torch.empty(0, device=args.device)
     except (RuntimeError, AssertionError) as error:                            # a torch without CUDA asserts
         options.error(f"--device {args.device}: {str(error).splitlines()[0]}")
     torch.manual_seed(0)
-    model = Model(args.hidden, args.heads, args.layers).to(args.device, getattr(torch, args.dtype))
-    engine = Engine(model, args.slots, args.queue, args.longest, args.batch)
+    model = Model.read(args.model) if args.model else Model(
+        **{name: getattr(args, name) or size for name, (size, _) in of_model.items()})
+    model = model.to(args.device, getattr(torch, args.dtype))
+    try:
+        engine = Engine(model, args.slots, args.queue, args.longest, args.batch)
+    except RuntimeError as error:
+        options.error(f"--slots {args.slots} and --longest {args.longest} need more memory than there is: "
+                      f"{str(error).splitlines()[0]}")
     if not args.load:
         refuse_a_port_in_use(args.host, args.port)
         with contextlib.suppress(KeyboardInterrupt):                           # uvicorn raises it again at the end

@@ -8,8 +8,9 @@
 The first line makes 300 steps on a GPU and 60 on a CPU, which take about 3 minutes on two busy cores.  Where other
 processes use the cores, OMP_NUM_THREADS=1 makes it several times faster.
 
-Writes to --out: checkpoint.pt, losses.json and, with matplotlib, losses.png; prints the loss and, last, some text that
-the model makes token by token, through the cache.
+Writes to --out: checkpoint.pt, to resume from; model.safetensors and config.json, which serve.py and convert.py read;
+losses.json and, with matplotlib, losses.png.  It prints the loss and, last, some text that the model makes token by
+token, through the cache.
 """
 
 from __future__ import annotations
@@ -20,80 +21,15 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from language_model import Model
 from torch import nn
 
-from kda.nn import Cache, KimiDeltaAttention
-
 ROOT = Path(__file__).resolve().parents[1]
-BYTES = 256
-
-
-class Attention(nn.Module):
-    """Causal softmax attention without positions, which the KDA layers provide."""
-
-    def __init__(self, hidden: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.qkv, self.out = nn.Linear(hidden, 3 * hidden, bias=False), nn.Linear(hidden, hidden, bias=False)
-
-    def forward(self, x: torch.Tensor, cache: dict | None = None) -> torch.Tensor:
-        """x (B, T, hidden); a cache holds keys and values of what came before."""
-        q, k, v = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
-        if cache is not None:
-            before = cache.get(self)
-            k, v = (k, v) if before is None else (torch.cat([a, b], 2) for a, b in zip(before, (k, v)))
-            cache[self] = (k, v)
-        # A single token sees all; several tokens at once come only at the beginning.
-        o = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
-        return self.out(o.transpose(1, 2).flatten(2))
-
-
-class Block(nn.Module):
-    def __init__(self, hidden: int, heads: int, layer: int, attention: bool):
-        super().__init__()
-        self.before, self.between = nn.RMSNorm(hidden), nn.RMSNorm(hidden)
-        self.mixes = (Attention(hidden, heads) if attention
-                      else KimiDeltaAttention(hidden, heads, hidden // heads, layer_idx=layer))
-        self.up, self.down = nn.Linear(hidden, 6 * hidden, bias=False), nn.Linear(3 * hidden, hidden, bias=False)
-
-    def forward(self, x: torch.Tensor, states: Cache | None, keys: dict | None) -> torch.Tensor:
-        kept: Any = keys if isinstance(self.mixes, Attention) else states
-        x = x + self.mixes(self.before(x), cache=kept)
-        a, b = self.up(self.between(x)).chunk(2, -1)
-        return x + self.down(F.silu(a) * b)
-
-
-class Model(nn.Module):
-    """Three layers of KDA, then one of attention, and so on, as in Kimi-Linear."""
-
-    def __init__(self, hidden: int, heads: int, layers: int):
-        super().__init__()
-        self.embed = nn.Embedding(BYTES, hidden)
-        self.blocks = nn.ModuleList(Block(hidden, heads, n, attention=n % 4 == 3) for n in range(layers))
-        self.norm, self.head = nn.RMSNorm(hidden), nn.Linear(hidden, BYTES, bias=False)
-        nn.init.normal_(self.embed.weight, std=0.02)
-
-    def forward(self, tokens: torch.Tensor, states: Cache | None = None, keys: dict | None = None) -> torch.Tensor:
-        """Logits (B, T, 256) of tokens (B, T)."""
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x, states, keys)
-        return self.head(self.norm(x))
-
-    @torch.no_grad()
-    def continued(self, prompt: bytes, tokens: int) -> str:
-        """The prompt, and the tokens that the model finds most likely after it."""
-        device, states, keys = self.embed.weight.device, Cache(), dict[nn.Module, Any]()
-        given, text = torch.tensor([[*prompt]], device=device), [*prompt]
-        for _ in range(tokens):
-            given = self(given, states, keys)[:, -1:].argmax(-1)
-            text.append(given.item())
-        return bytes(text).decode(errors="replace")
+PROMPT = b"The state "
 
 
 def text_of_the_repository() -> torch.Tensor:
@@ -236,8 +172,9 @@ def main() -> None:
         states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save({"sizes": sizes, **states, "losses": losses}, checkpoint)
         (args.out / "losses.json").write_text(json.dumps(losses))
+        model.write(args.out)
         picture(losses, args.out / "losses.png")
-        print(repr(model.eval().continued(b"The state ", 60)))
+        print(repr((PROMPT + model.eval().continued(PROMPT, 60)).decode(errors="replace")))
     if world > 1:
         del trained, loss, logits                                              # they hold the group, in a circle
         gc.collect()

@@ -10,7 +10,7 @@ COMMANDS = {
     "selftest": ("kda.tools.commands.selftest", "Check the kernels of an arch, as far as this host can."),
     "verify": ("kda.tools.commands.verify", "Find the first stage of a backend that is wrong."),
     "explain": ("kda.tools.commands.explain", "Say what a call would run on any GPU, and why."),
-    "bench": ("kda.tools.commands.bench", "Time a backend, on inputs on which it was compared."),
+    "bench": ("kda.tools.commands.bench", "Time a backend, after comparing its results."),
     "simulate": ("ptxkit.commands.simulate", "Find races in any script's kernels, without a GPU."),
     "timeline": ("kda.tools.commands.timeline", "Show what a forward's warps and units do, without a GPU."),
     "compile": ("kda.tools.commands.compile", "Build kernels ahead of time, for any arch."),

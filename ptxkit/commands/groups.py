@@ -71,7 +71,9 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in self.homes and not args[0].startswith("-"):
-            near = nearest(args[0], self.homes)
+            option = f"--{args[0]}"
+            is_option = any(option in each.opts for each in self.get_params(ctx))
+            near = f"{ctx.info_name} {option}" if is_option else nearest(args[0], self.homes)
             hint = f"Did you mean {near!r}?" if near else f"There are {', '.join(self.homes)}."
             raise click.UsageError(f"No such command {args[0]!r}. {hint}", ctx)
         try:

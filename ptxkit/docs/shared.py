@@ -10,6 +10,8 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SITES = {ROOT / "docs": ".", ROOT / "ptxkit" / "docs": "ptxkit"}         # sources -> folder within the built site
+ROOT_PAGES = {ROOT / f"{name}.md": ROOT / "docs" / f"{name.lower()}.md"
+              for name in ("README", "CONTRIBUTING", "CHANGELOG")}               # that the site has, too
 LINK = re.compile(r"\[([^\]\[]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
 
 SETTINGS = {
@@ -31,7 +33,15 @@ def settings(project, distribution):
     """Return what conf.py of a site assigns, for a package and the name under which it is installed."""
     release = importlib.metadata.version(distribution)
     named = {"project": project, "author": f"the {project} authors", "copyright": f"the {project} authors, Apache-2.0"}
-    return SETTINGS | named | {"release": release, "version": release, "html_title": f"{project} {release}"}
+    icon = {"name": "repository", "url": repository(), "html": "repository", "class": ""}
+    look = SETTINGS["html_theme_options"] | {"footer_icons": [icon]}
+    titled = {"release": release, "version": release, "html_title": f"{project} {release}", "html_theme_options": look}
+    return SETTINGS | named | titled
+
+
+def repository():
+    """Return the address of the repository."""
+    return re.search(r'^Repository = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
 
 
 def write(pages):
@@ -51,6 +61,7 @@ def adapt(app, docname, source):
         target = (folder / link[2]).resolve()
         if sources in target.parents:
             return link[0]
+        target = ROOT_PAGES.get(target, target)
         for other, built in SITES.items():
             if other in target.parents and target.suffix == ".md":
                 page = pathlib.Path(built, target.relative_to(other)).with_suffix(".html")

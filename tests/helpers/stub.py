@@ -156,8 +156,7 @@ def of_kda() -> str:
     known = {name: each for module in names for name, each in functions(tree_of(module).body).items()}
     imports, definitions = [], []
     for module, public in names.items():
-        local = functions(tree_of(module).body)
-        open_ended = [name for name in public if name in local and known[name][1].kwarg]
+        open_ended = [name for name in public if name in known and known[name][1].kwarg]
         imports += [f"from .{module} import {name} as {name}" for name in public
                     if name not in (*open_ended, OUTPUTS)]
         for name in open_ended:

@@ -15,6 +15,7 @@ from kda.nn import LAYOUTS, Cache, KimiDeltaAttention
 
 pytestmark = pytest.mark.peers
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 ROUNDINGS = 100 * torch.finfo(torch.float32).eps
 every = pytest.mark.parametrize("model", MODELS)
 
@@ -135,8 +136,27 @@ def test_another_gate_is_noticed(theirs):
     assert distance(wrong(hidden(20)), layer(hidden(20))) > 1000 * ROUNDINGS
 
 
+def test_a_sharded_checkpoint_of_transformers_is_compared_whole_and_loads_again_after_it_was_rewritten(
+        tmp_path, monkeypatch, capsys):
+    """Rewritten in the layout that it had: transformers reads the folder, and its model has the same logits."""
+    whole = model_of("kimi_linear").eval()
+    whole.save_pretrained(tmp_path / "files", max_shard_size="20KB")
+    assert len([*(tmp_path / "files").glob("*.safetensors")]) > 3
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr("sys.argv", ["convert.py", str(tmp_path / "files"), "--to", "kimi_linear", "--out",
+                                     str(tmp_path / "again")])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(EXAMPLES / "convert.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert left.value.code == 0 and said.count("the same bits") == said.count("outputs of 100 tokens beside") == 1
+    again = type(whole).from_pretrained(tmp_path / "again").eval()
+    tokens = torch.arange(60)[None] % 97
+    with torch.no_grad():
+        assert torch.equal(whole(tokens).logits, again(tokens).logits)
+
+
 def test_a_config_that_transformers_refuses_ends_the_conversion_with_what_it_says():
-    names = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "convert.py"))
+    names = runpy.run_path(str(EXAMPLES / "convert.py"))
     layer = KimiDeltaAttention(64, 2, 32)
     with pytest.raises(SystemExit, match=r"config\.json: transformers makes no layer .*Error: .*hidden_size") as left:
         names["of_transformers"]({"model_type": "kimi_linear", "hidden_size": "wide"}, layer)

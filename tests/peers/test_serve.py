@@ -29,7 +29,7 @@ def model():
     return NAMES["Model"](32, 2, 2).double()
 
 
-def loaded(requests=40, clients=8, model_served=None, **sizes):
+def loaded(requests=40, clients=8, model_served=None, model_compared=None, **sizes):
     """An engine after a load test, and what its clients saw."""
     engine = NAMES["Engine"](model_served or model(), **dict(slots=16, longest=600) | sizes)
 
@@ -40,7 +40,7 @@ def loaded(requests=40, clients=8, model_served=None, **sizes):
     seen = asyncio.run(run())
     assert len(engine.pool.free) + len(engine.prefixes) == engine.slots and not engine.running
     assert sum(seen.statuses.values()) == requests
-    whole = model()
+    whole = model_compared or model()
     for prompt, text in seen.texts.items():
         assert text == NAMES["alone"](whole, prompt, LIMIT), prompt
     return engine, seen
@@ -51,6 +51,39 @@ def test_answers_are_those_of_the_model_alone_though_some_hang_up_and_some_are_t
     assert seen.statuses == {200: 38, 413: 2} and len(seen.texts) >= 34
     assert engine.counts["hits"] > 2 and engine.counts["cancelled"] > 0 and not engine.counts["failed"]
     assert all("at most 600 tokens together" in error for error in seen.errors)
+
+
+def test_a_model_with_a_layer_of_attention_is_served_from_keys_in_slots_as_it_answers_alone():
+    torch.manual_seed(1)
+    whole = NAMES["Model"](32, 2, 4).double()
+    assert isinstance(whole.blocks[3].mixes, NAMES["Attention"])
+    torch.nn.init.normal_(whole.blocks[3].mixes.out.weight)                    # so that answers depend on it
+    engine, seen = loaded(model_served=whole, model_compared=whole)
+    assert len(seen.texts) >= 34 and engine.counts["hits"] > 2
+
+
+def test_keys_that_stay_behind_in_another_slot_are_noticed(monkeypatch):
+    torch.manual_seed(1)
+    whole = NAMES["Model"](32, 2, 4).double()
+    torch.nn.init.normal_(whole.blocks[3].mixes.out.weight)
+    monkeypatch.setattr(NAMES["Pool"], "copy", lambda pool, source, to, tokens: pool.write([to], pool.read([source])))
+    with pytest.raises(AssertionError):
+        loaded(model_served=whole, model_compared=whole)
+
+
+def test_what_train_writes_and_convert_writes_in_another_layout_is_served(tmp_path):
+    torch.manual_seed(0)
+    whole = NAMES["Model"](32, 2, 4)
+    whole.write(tmp_path)
+    convert = [sys.executable, PROGRAM.with_name("convert.py"), tmp_path, "--to", "fla", "--out", tmp_path / "fla"]
+    subprocess.run(convert, check=True, capture_output=True)
+    answers = {NAMES["alone"](each, "The state", LIMIT) for each in (
+        whole, NAMES["Model"].read(tmp_path), NAMES["Model"].read(tmp_path / "fla"))}
+    assert len(answers) == 1 and len(*answers) > 0
+    command = [sys.executable, PROGRAM, "--device", "cpu", "--model", tmp_path / "fla", "--load", 5, "--check",
+               "--dtype", "float64"]
+    ran = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    assert ran.returncode == 0 and "4 of 4 prompts have the answers of the model alone" in ran.stdout, ran.stderr
 
 
 def test_who_finds_all_slots_and_the_queue_taken_is_told_so():
@@ -67,10 +100,10 @@ class SmallMemory(torch.nn.Module):
         self.model, self.room, self.poison = model(), room, poison
         self.embed, self.blocks = self.model.embed, self.model.blocks
 
-    def forward(self, tokens, cache, cu_seqlens=None):
+    def forward(self, tokens, cache, cu_seqlens=None, keys=None):
         if tokens.numel() > self.room or (tokens.shape[1] > 1 and (tokens == self.poison).any()):
             raise torch.OutOfMemoryError(f"{tokens.numel()} tokens.")
-        return self.model(tokens, cache, cu_seqlens)
+        return self.model(tokens, cache, cu_seqlens, keys)
 
 
 def test_steps_that_memory_is_too_small_for_are_made_in_parts():
@@ -93,36 +126,42 @@ def test_a_call_that_is_no_request_is_told_what_to_send():
     with TestClient(NAMES["application"](engine)) as client:
         for body in ("no json", json.dumps({"max_tokens": 3}), json.dumps({"prompt": "a", "max_tokens": "many"})):
             answer = client.post("/generate", content=body)
-            assert answer.status_code == 400 and "send" in answer.json()["error"]
+            assert answer.status_code == 400 and "Send" in answer.json()["error"]
         assert client.post("/generate", json={"prompt": ""}).status_code == 400
+        assert engine.counts["refused"] == 4
         lines = client.post("/generate", json={"prompt": "ab", "max_tokens": 2}).text.splitlines()
         assert json.loads(lines[-1]) == {"done": 2, "cached": 0} and len(lines) == 3
         assert client.get("/health").json()["finished"] == 1
 
 
-@pytest.mark.parametrize(("body", "found"), [
-    ('{"prompt": "a", "max_tokens": Infinity}', "found max_tokens=inf, which is not a whole number"),
-    ('{"prompt": "a", "max_tokens": 1e400}', "found max_tokens=inf, which is not a whole number"),
-    ('{"prompt": "a", "max_tokens": NaN}', "found max_tokens=nan, which is not a whole number"),
-    ('{"prompt": "a", "max_tokens": true}', "found max_tokens=True, which is not a whole number"),
+@pytest.mark.parametrize(("body", "says"), [
+    ('{"prompt": "a", "max_tokens": Infinity}', "max_tokens must be a whole number; found Infinity."),
+    ('{"prompt": "a", "max_tokens": 1e400}', "max_tokens must be a whole number; found Infinity."),
+    ('{"prompt": "a", "max_tokens": NaN}', "max_tokens must be a whole number; found NaN."),
+    ('{"prompt": "a", "max_tokens": true}', "max_tokens must be a whole number; found true."),
+    ('{"prompt": "a", "max_tokens": null}', "max_tokens must be a whole number; found null."),
     ('{"prompt": "a", "max_tokens": %s}' % ("9" * 4000), "must be a whole number from 1 to 4096; found 999"),
-    ('{"prompt": "a", "max_tokens": %s}' % ("9" * 9000), "a number with too many digits"),
+    ('{"prompt": "a", "max_tokens": %s}' % ("9" * 9000), "The body has a number with too many digits."),
     ('{"prompt": "a", "max_tokens": -1}', "max_tokens must be a whole number from 1 to 4096; found -1."),
-    ('{"prompt": "a", "more": %s}' % ("[" * 9000), "found lists or objects that are nested too deeply"),
-    ("[" * 28000, "found lists or objects that are nested too deeply"),
-    ('{"prompt": ["a"]}', "found {'prompt': ['a']}, where prompt is not a text"),
-    ('"prompt"', "found 'prompt', where prompt is not a text"),
-    ('{"prompt": "\\ud800"}', "found a prompt with half of a surrogate pair"),
-    (b"\xff\xfe\xff", "found a body that is not JSON"),
-    ("", "found a body that is not JSON"),
-], ids=range(14))
-def test_a_body_that_asks_for_nothing_possible_gets_status_400_and_what_was_found(body, found):
+    ('{"prompt": "a", "more": %s}' % ("[" * 9000), "The body has lists or objects that are nested too deeply."),
+    ("[" * 28000, "The body has lists or objects that are nested too deeply."),
+    ('{"prompt": ["a"]}', 'prompt must be a text; found ["a"].'),
+    ('{"max_tokens": 3}', 'The body must have a prompt; found "max_tokens".'),
+    ("{}", "The body must have a prompt; found no field."),
+    ('"prompt"', 'The body must be an object; found "prompt".'),
+    ('{"prompt": "\\ud800"}', "prompt has half of a surrogate pair after 0 characters, which is no text."),
+    (b"\xff\xfe\xff", "The body must be UTF-8; found other bytes after 0 bytes."),
+    ("", "The body must be JSON; found an error at line 1, column 1: Expecting value."),
+    ("{'prompt': 'a'}", "The body must be JSON; found an error at line 1, column 2: "),
+], ids=range(18))
+def test_a_body_that_asks_for_nothing_possible_gets_status_400_and_sentences(body, says):
     from starlette.testclient import TestClient
 
     with TestClient(NAMES["application"](NAMES["Engine"](model(), slots=2))) as client:
         answer = client.post("/generate", content=body)
-        assert answer.status_code == 400 and found in answer.json()["error"] and "end" in answer.json()["error"]
-        assert len(answer.json()["error"]) < 300
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and says in error and len(error) < 300
+        assert re.fullmatch(r".*\. Send .*\.", error) and "'" not in error and "Error" not in error
 
 
 def with_server(engine, client):
@@ -154,7 +193,7 @@ async def answer_of(reader):
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_complete():
-    engine, limit = NAMES["Engine"](model(), slots=2, longest=100), "a body must be at most 4696 bytes; found "
+    engine, limit = NAMES["Engine"](model(), slots=2, longest=100), "The body must be at most 4696 bytes; found "
 
     async def client(server, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

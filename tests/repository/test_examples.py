@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import re
 import runpy
 import socket
 import subprocess
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_files import Checkpoint, save, write_index
 
-from kda.nn import LAYOUTS
+from kda.nn import LAYOUTS, KimiDeltaAttention, layout_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--batch", 2, "--length", 32, "--hidden", 32, "--heads", 2, "--layers", 4, "--device", "cpu"]
@@ -76,11 +78,11 @@ def test_text_made_token_by_token_is_that_of_whole_calls(tmp_path):
     names = runpy.run_path(str(ROOT / "examples" / "train.py"))
     torch.manual_seed(0)
     model = names["Model"](32, 2, 4).double()
-    text = model.continued(b"KDA ", 12).encode()
+    text = model.continued(b"KDA ", 12)
     given = torch.tensor([[*b"KDA "]])
     for _ in range(12):
         given = torch.cat([given, model(given)[:, -1:].argmax(-1)], 1)
-    assert bytes(given[0].tolist()).decode(errors="replace").encode() == text
+    assert bytes(given[0, 4:].tolist()) == text
 
 
 def test_the_server_says_what_it_needs_installed(monkeypatch, capsys):
@@ -124,11 +126,14 @@ def test_the_help_of_an_example_fits_a_terminal_of_80_columns(monkeypatch, capsy
     ("train", ["--lr", "-1"], 2, "--lr: '-1' is not a positive number"),
     ("train", ["--lr", "fast"], 2, "--lr: 'fast' is not a positive number"),
     ("train", ["--length", "10000000"], 2, "--length 10000000: the text has "),
-    ("convert", ["--demo", "fla", "--lower-bound", "5"], "KimiDeltaAttention: lower_bound must be finite", ""),
+    ("convert", ["--demo", "fla", "--lower-bound", "5"], "--lower-bound 5 is for a config that does not say it", ""),
     ("convert", ["--demo", "kimi_linear", "--lower-bound", "-5"], "--lower-bound -5 is for a config that does", ""),
     ("convert", ["nowhere"], "nowhere is no folder", ""),
     ("convert", ["--demo", "fla", "--layer", "-1"], "the checkpoint has 1 KDA layer; --layer counts them", ""),
     ("convert", ["--demo", "fla", "--to", "fla", "--out", "no/x"], 2, "--out: there is no folder no. Create it"),
+    ("convert", ["--demo", "fla", "--to", "fla", "--out", "examples"], 2, "examples exists and is no empty folder"),
+    ("serve", ["--model", "a", "--heads", "2"], 2, "--heads: the model in a has its sizes. Leave out either."),
+    ("serve", ["--hidden", "33"], 2, "--hidden 33 must be a multiple of --heads 4"),
 ])
 def test_what_an_example_cannot_do_is_said_without_a_traceback(monkeypatch, capsys, program, arguments, code, says):
     found = run(monkeypatch, f"examples/{program}.py", *arguments)
@@ -187,20 +192,113 @@ def test_a_layer_of_every_layout_is_converted_there_and_back(monkeypatch, capsys
 
 
 def test_a_layer_is_written_in_another_layout_and_read_again(monkeypatch, capsys, tmp_path):
-    wanted = tmp_path / "fla.safetensors"
-    assert run(monkeypatch, "examples/convert.py", "--demo", "kimi_linear", "--to", "fla", "--out", wanted) == 0
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "fla", "rms_norm_eps": 1e-5}))
-    assert run(monkeypatch, "examples/convert.py", tmp_path, "--lower-bound", -5) == 0
+    written = tmp_path / "fla"
+    assert run(monkeypatch, "examples/convert.py", "--demo", "kimi_linear", "--to", "fla", "--out", written) == 0
+    (written / "config.json").write_text(json.dumps({"model_type": "fla"}))
+    assert run(monkeypatch, "examples/convert.py", written, "--lower-bound", -5, "--norm-eps", 1e-5) == 0
     assert "in the layout fla\n" in capsys.readouterr().out
-    said = run(monkeypatch, "examples/convert.py", tmp_path)
-    assert said == "the config of fla names no lower bound of the gate. Pass --lower-bound."
-    said = run(monkeypatch, "examples/convert.py", tmp_path, "--lower-bound", -5, "--layer", 3)
+    said = run(monkeypatch, "examples/convert.py", written, "--lower-bound", -5)
+    assert said == "the config of fla has no rms_norm_eps, the epsilon of the norm. Pass --norm-eps."
+    said = run(monkeypatch, "examples/convert.py", written, "--norm-eps", 1e-5)
+    assert said.startswith("the config of fla names no lower bound of the gate. Pass --lower-bound, or write")
+    said = run(monkeypatch, "examples/convert.py", written, "--lower-bound", 5, "--norm-eps", 1e-5)
+    assert "lower_bound must be finite and negative, or None; found 5.0. Correct it in config.json, or in --lo" in said
+    said = run(monkeypatch, "examples/convert.py", written, "--lower-bound", -5, "--norm-eps", 1e-5, "--layer", 3)
     assert said == "the checkpoint has 1 KDA layer; --layer counts them from 0, found 3."
 
 
-def test_a_checkpoint_with_other_bits_is_noticed(monkeypatch, capsys):
-    from kda.nn import KimiDeltaAttention
+def test_a_trained_model_is_converted_whole_and_every_other_tensor_stays_as_it_is(monkeypatch, capsys, tmp_path):
+    run(monkeypatch, "examples/train.py", *SMALL, "--layers", 5, "--steps", 1, "--out", tmp_path)
+    assert run(monkeypatch, "examples/convert.py", tmp_path, "--to", "fla", "--out", tmp_path / "fla") == 0
+    said = capsys.readouterr().out
+    assert [f"blocks.{n}.mixes.: 15 tensors" in said for n in range(5)] == [True, True, True, False, True]
+    assert "4 KDA layers in the layout fla" in said
+    both = [Checkpoint(folder) for folder in (tmp_path, tmp_path / "fla")]
+    others = [{name for name in each if ".mixes." not in name or "blocks.3" in name} for each in both]
+    assert others[0] == others[1] and all(torch.equal(both[0][name], both[1][name]) for name in others[0])
+    assert {layout_of(each, "blocks.4.mixes.") for each in both} == {"glm5_next", "fla"}
+    read = runpy.run_path(str(ROOT / "examples" / "language_model.py"))["Model"].read
+    assert len({read(folder).continued(b"The ", 8) for folder in (tmp_path, tmp_path / "fla")}) == 1
+    config = json.loads((tmp_path / "config.json").read_text())
+    for wrong, says in (
+        (None, f"{tmp_path} has no config.json, which says what the gate of its layers is."),
+        ({"hidden_size": 64}, "must have a hidden size of 64, as config.json says; found 32. Copy both files"),
+        ({"num_hidden_layers": 8}, "weights under 'blocks.5.mixes.'; found nothing."),
+        ({"model_type": "llama"}, "found llama. Train one first."),
+        ({"num_attention_heads": None}, "found kda_example without num_attention_heads. Train one first."),
+    ):
+        if wrong is None:
+            (tmp_path / "config.json").unlink()
+        else:
+            (tmp_path / "config.json").write_text(json.dumps(config | wrong))
+        with pytest.raises(SystemExit, match=f"(?i){re.escape(says)}") as left:
+            read(tmp_path)
+        assert "\n" not in left.value.code
 
+
+def sharded(folder, prefixes):
+    """Write layers into two files with an index, each layer in both; return their tensors."""
+    tensors = {}
+    for n, prefix in enumerate(prefixes):
+        torch.manual_seed(n)
+        tensors |= KimiDeltaAttention(8, 2, 4).to_checkpoint("kimi_linear", prefix)
+    names = sorted(tensors)                                                    # layers.10 before layers.2
+    files = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, held in files.items():
+        save({name: tensors[name] for name in held}, folder / file)
+    write_index(files, 0, folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "kimi_linear", "rms_norm_eps": 1e-5}))
+    return tensors
+
+
+def test_a_checkpoint_in_several_files_is_read_by_its_index_and_written_again(monkeypatch, capsys, tmp_path):
+    tensors = sharded(tmp_path, [f"model.layers.{n}.self_attn." for n in (0, 2, 10)])
+    (tmp_path / "consolidated.safetensors").write_bytes(b"no part of this checkpoint")     # the index does not name it
+    assert run(monkeypatch, "examples/convert.py", tmp_path, "--to", "fla", "--out", tmp_path / "fla") == 0
+    said = capsys.readouterr().out
+    assert re.findall(r"^model\.layers\.(\d+)\.", said, re.MULTILINE) == ["0", "2", "10"]
+    assert said.count("the same bits") == 3 and said.count("KimiDeltaAttention(") == 1
+    assert run(monkeypatch, "examples/convert.py", tmp_path / "fla", "--layer", 2, "--to", "kimi_linear", "--out",
+               tmp_path / "back") == 0
+    assert "model.layers.10.self_attn.: 16 tensors, in the layout fla" in capsys.readouterr().out
+    back = Checkpoint(tmp_path / "back")
+    prefix = "model.layers.10.self_attn."
+    assert back.under(prefix).keys() == {name for name in tensors if name.startswith(prefix)}
+    assert all(torch.equal(x, tensors[name]) for name, x in back.under(prefix).items())
+    assert layout_of(back, "model.layers.2.self_attn.") == "fla"
+
+
+def test_a_layout_that_has_no_place_for_a_layer_is_refused_before_anything_is_written(monkeypatch, tmp_path):
+    said = run(monkeypatch, "examples/convert.py", "--demo", "fla", "--to", "bailing_hybrid", "--out", tmp_path / "new")
+    assert "written in a layout with f of low rank; found 'bailing_hybrid', where its rank is full. Use " in said
+    assert not (tmp_path / "new").exists()
+
+
+INDEX = "model.safetensors.index.json"
+SECOND = "model-00002-of-00002.safetensors"
+
+
+@pytest.mark.parametrize(("damage", "says"), [
+    (lambda folder: (folder / SECOND).unlink(), f"{INDEX} names 2 files; {SECOND} is missing. Copy the whole"),
+    (lambda folder: (folder / INDEX).write_text("{"), f"{INDEX} is not JSON: Expecting"),
+    (lambda folder: (folder / INDEX).write_text('{"weight_map": {"a": "../a.safetensors"}}'),
+     f"{INDEX} must be an object of JSON whose weight_map has a file for each tensor; found"),
+    (lambda folder: (folder / INDEX).write_text('{"weight_map": {}}'), f"{INDEX} must be an object of JSON whose"),
+    (lambda folder: save({"a": torch.ones(1)}, folder / SECOND), f"which {INDEX} places there; found 1 other tensors."),
+    (lambda folder: (save({"a": torch.ones(1)}, folder / "b.safetensors"), (folder / INDEX).unlink(),
+                     save({"a": torch.ones(1)}, folder / "a.safetensors")), "'a', and so has a.safetensors. Keep the"),
+    (lambda folder: [(folder / INDEX).unlink(), (folder / SECOND).unlink()], "Read all files of the checkpoint first"),
+    (lambda folder: [*map(Path.unlink, folder.glob("*.s*")), save({"a": torch.ones(1)}, folder / "a.safetensors")],
+     "the checkpoint has no KDA layer: none of its 1 tensors has a name that ends with A_log."),
+], ids=range(8))
+def test_a_checkpoint_of_several_files_that_lacks_something_is_told_what(monkeypatch, tmp_path, damage, says):
+    sharded(tmp_path, ["model.layers.0.self_attn."])
+    damage(tmp_path)
+    said = run(monkeypatch, "examples/convert.py", tmp_path)
+    assert says in said and "\n" not in said
+
+
+def test_a_checkpoint_with_other_bits_is_noticed(monkeypatch, capsys):
     right = KimiDeltaAttention.to_checkpoint
 
     def wrong(layer, *where):

@@ -150,6 +150,7 @@ def test_a_release_without_a_wheel_for_the_machine_is_refused_by_name(resolve):
     assert "No matching distribution found for triton==0.0.1" in said
 
 
+@pytest.mark.installs
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("python", PYTHONS)
 def test_everything_that_is_asked_for_has_a_wheel_for_aarch64(resolve, python, capsys):

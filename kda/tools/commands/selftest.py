@@ -283,6 +283,8 @@ def text(screen: Screen, results: Sequence[BackendResult], target: Target | None
         if cases := [case for case in result.cases if verbose or not case.passed]:
             lines += ["", *case_lines(screen, cases)]
     hints = []
+    if any(result.stages and result.levels for result in judged):
+        hints.append("A number is the largest error of a tensor, as a part of what its budget allows; 1.00 is all.")
     if not verbose and any(result.cases for result in judged):
         refused = any(case.refused for result in judged for case in result.cases)
         hints.append(f"-v prints each call{', and why some were not accepted' * refused}.")

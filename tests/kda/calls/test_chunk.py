@@ -5,6 +5,7 @@ import pickle
 import pytest
 import torch
 from naive import DIFFERENTIABLE, OPTIONS, assert_is_the_definition, definition, distance, gradients, make
+from versions import compiles_named_tuples
 
 import kda
 
@@ -96,6 +97,7 @@ def test_what_a_call_with_other_options_saved_is_refused(name):
         assert error.value.check == "saved.options"
 
 
+@compiles_named_tuples
 def test_what_was_saved_serves_its_own_backward_after_pickling_and_in_compiled_code():
     call = make(B=1, T=32, dtype=torch.float32, scale=0.25, disable_recompute=True)
 
@@ -111,6 +113,7 @@ def test_what_was_saved_serves_its_own_backward_after_pickling_and_in_compiled_c
         assert all(torch.equal(a, b) for a, b in zip(found, grads) if b is not None)
 
 
+@compiles_named_tuples
 @pytest.mark.parametrize("lengths", [[9, 23], None], ids=["packed", "of any size"])
 def test_compiled_code_passes_on_what_was_saved(lengths):
     call = make(lengths, dtype=torch.float32, disable_recompute=True, **({} if lengths else {"B": 1, "T": 32}))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from versions import compiles_named_tuples
 
 from kda import fused_kda_gate
 
@@ -73,6 +74,7 @@ def test_precomputed_and_in_kernel_gates_agree():
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
 
 
+@compiles_named_tuples
 def test_it_compiles_in_one_graph():
     torch._dynamo.reset()
     g, A_log, dt_bias = inputs(2)

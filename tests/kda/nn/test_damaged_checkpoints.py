@@ -140,8 +140,9 @@ CONFIGS = {
     "an epsilon that is text": (KIMI | {"rms_norm_eps": "1e-5"}, "norm_eps must be a finite number >= 0; found '1e-5'"),
     "an epsilon that is infinite": (KIMI | {"rms_norm_eps": 10**400}, "norm_eps must be a finite number >= 0"),
     "a flag that is text": (KIMI | {"model_type": "bailing_hybrid", "kda_safe_gate": "no"}, "True or False as kda_"),
-    "an unknown model": (KIMI | {"model_type": "llama"}, "names no lower bound of the gate. Pass --lower-bound."),
-    "no epsilon": ({"model_type": "fla", "lower_bound": -5.0}, "read with norm_eps, which no tensor contains"),
+    "an unknown model": (KIMI | {"model_type": "llama"}, "names no lower bound of the gate. Pass --lower-bound, or"),
+    "no epsilon": ({"model_type": "fla", "lower_bound": -5.0}, "has no rms_norm_eps, the epsilon of the norm. Pass"),
+    "no epsilon of a model that is known": ({"model_type": "kimi_linear"}, "has no rms_norm_eps, the epsilon of the"),
 }
 
 

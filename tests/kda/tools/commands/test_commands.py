@@ -152,7 +152,7 @@ def test_commands_accept_a_card(command, no_kernels):
     (["verify", "--backend", "foo"], None), (["verify", "--backend", "tritn"], "triton"),
     (["bench", "--shape", "xyz"], None), (["bench", "--shape", "kimi8k"], "kimi-8k"),
     (["selftest", "--stage", "zzz"], None), (["selftest", "--stage", "fwd/stat"], "fwd/state"),
-    (["frobnicate"], None), (["doctr"], "doctor"),
+    (["frobnicate"], None), (["doctr"], "doctor"), (["version"], "kda --version"), (["help"], "kda --help"),
     (["selftest", "--list"], None), (["verify", "--dtpe", "float32"], "--dtype"),
 ])
 def test_only_a_name_that_is_near_is_suggested(arguments, near):

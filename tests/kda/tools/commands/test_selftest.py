@@ -279,6 +279,7 @@ def test_the_reference_passes():
     second, *lines = result.stdout.splitlines()[1:]
     assert second.startswith("[✓] reference: 10 of 10 stages and 4 of 4 cases within budget; executed on ")
     assert lines[-1].startswith("-v prints each call") and not any("one exact chunk" in line for line in lines)
+    assert "A number is the largest error of a tensor, as a part of what its budget allows" in result.stdout
 
 
 def test_of_an_arch_one_backend_can_be_picked(made_up):
