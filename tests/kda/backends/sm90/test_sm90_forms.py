@@ -375,7 +375,7 @@ def test_it_takes_the_shared_memory_that_its_configuration_says(name, monkeypatc
 
 SPILLED = {                                  # bytes of a thread at most: what waits in local memory while warps meet
     "pair": (Call(PAIR, dict(T=33)), Save.NOTHING, 0),
-    "four": (Call(FOUR, dict(T=33)), Save.NOTHING, 16),
+    "four": (Call(FOUR, dict(T=33)), Save.NOTHING, 32),
     "any_gate": (Call(PAIR, dict(T=33, gate="softplus")), Save.NOTHING, 40),
     "any_gate, GVA": (Call(PAIR, dict(T=33, HV=2, gate="softplus")), Save.NOTHING, 40),
     "any_gate, in fours": (Call(FOUR, dict(T=33, gate="softplus")), Save.NOTHING, 40),
