@@ -78,11 +78,32 @@ class Publishing:
                     if cutlass.const_expr(self.remade):
                         places = self.places_of_dh(x, place, place.pairs - 1 - j)
                         store(x.places_of_dh + item * len(places), places)
-                    number = cute.arch.atomic_add(x.queue + Queue.ADDED, Int32(1), sem="relaxed", scope="gpu")
-                    cute.arch.store(x.queue + (Queue.ITEMS + number), item + 1, sem="release", scope="gpu")
+                    cute.arch.store(self.free_element(x), item + 1, sem="release", scope="gpu")
                     # redundant: its release, not the arrival; WALK reads nothing that PUBLISH has written
                     cute.arch.mbarrier_arrive(s.published + turn)
                 before += 1
+
+
+    @cute.jit
+    def free_element(self, x):
+        """Return where the next item goes: to the back if enough wait at the front."""
+        number = Int32(0)
+        if counted(x, Queue.ADDED) - counted(x, Queue.REMOVED) < Queue.AHEAD:
+            number = cute.arch.atomic_add(x.queue + Queue.ADDED, Int32(1), sem="relaxed", scope="gpu")
+        else:
+            behind = cute.arch.atomic_add(x.queue + Queue.ADDED_BEHIND, Int32(1), sem="relaxed", scope="gpu")
+            number = x.items - 1 - behind
+        return x.queue + (Queue.ITEMS + number)
+
+
+def counted(x, which):
+    return cute.arch.load(x.queue + which, Int32, sem="relaxed", scope="gpu")
+
+
+def remove(x, which, number):
+    """Return whether this thread took element `number` of those that were added: another one may be faster."""
+    found = cute.arch.atomic_cas(x.queue + which, cmp=number, val=number + 1, sem="relaxed", scope="gpu")
+    return found == number
 
 
 class QueueLoader(Loader):
@@ -103,9 +124,9 @@ class QueueLoader(Loader):
     @cute.jit
     def item(self, x, i, items):
         """Wait for item i of this CTA."""
-        item = cute.arch.atomic_add(x.queue + Queue.REMOVED, Int32(1), sem="relaxed", scope="gpu")
-        if item < items:
-            element = x.queue + (Queue.ITEMS + item)
+        number, item = self.removed(x, items), items
+        if number >= 0:
+            element = x.queue + (Queue.ITEMS + number)
             item = Int32(0)
             while item == 0:
                 item = cute.arch.load(element, Int32, sem="acquire", scope="gpu")
@@ -113,6 +134,22 @@ class QueueLoader(Loader):
             cute.arch.fence_proxy("async.global")
             item -= 1
         return item
+
+    @cute.jit
+    def removed(self, x, items):
+        """Remove an element, at the front if one waits there; return its number, below 0 if all items were removed."""
+        number, left = Int32(-1), Int32(1)
+        while left > 0:
+            front, behind = counted(x, Queue.REMOVED), counted(x, Queue.REMOVED_BEHIND)
+            if front < counted(x, Queue.ADDED):
+                if remove(x, Queue.REMOVED, front):
+                    number, left = front, Int32(0)
+            elif behind < counted(x, Queue.ADDED_BEHIND):
+                if remove(x, Queue.REMOVED_BEHIND, behind):
+                    number, left = x.items - 1 - behind, Int32(0)
+            else:
+                left = items - front - behind
+        return number
 
     def states(self, x, s):
         return super().states(x, s)[: 1 if self.remade else 2]
