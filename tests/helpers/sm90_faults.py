@@ -36,6 +36,7 @@ CALLS = {
         TWO_KERNELS, dict(T=70, gate="given", beta="given", l2norm=False, saturated=True)
     ),
     "gradients, one grid": Call(REVERSE, dict(T=150, HV=2)),
+    "gradients, many items": Call(REVERSE, dict(T=1200, **SMALL)),
     "gradients, float32": Call(TWO_KERNELS, dict(T=70, gate="softplus", **FLOAT32)),
     "gradients, one gate per head": Call(TWO_KERNELS, dict(T=150, gate_per_head=True, **SMALL)),
 }
@@ -68,7 +69,11 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "gradients, one grid", "race-write-read", 'sem="acquire"', 'sem="relaxed"', 2
     ),
     "items are computed in another order than walks add them": (
-        "gradients, one grid", "race-write-read or out-of-bounds", "if item < items:", "if item < 0:", 2
+        "gradients, one grid", "race-write-read or out-of-bounds",
+        'item = cute.arch.load(element, Int32, sem="acquire", scope="gpu")', "item = number + 1", 2
+    ),
+    "items that wait behind lie where those in front do": (
+        "gradients, many items", "livelock", "number = x.items - 1 - behind", "number = behind"
     ),
     "the first item that a walk adds is its last": (
         "gradients, one grid", "race-read-write or race-write-read", "place.pairs - 1 - j) * x.HV", "j) * x.HV", 2

@@ -118,14 +118,18 @@ def test_it_spills_no_more_than_grads_alone(words, save):
     assert one.spills <= grads.spills and 384 * one.registers <= 65536
 
 
-FAULTY = {"one grid": dict(sms=2), "two walks": dict(sms=2, walkers=1)}
+FAULTY = {
+    "one grid": (dict(sms=2), dict(T=150, HV=2)), "two walks": (dict(sms=2, walkers=1), dict(T=150, HV=2)),
+    "many items": (dict(sms=1), dict(T=1200)),
+}
 
 
 @rows_of(FAULTS, "the queue orders nothing", commit=["dh comes over a tile that is still to be read"])
 def test_a_planted_fault_is_noticed(name, tmp_path, monkeypatch, force):
     fault = FAULTS[name]
     plant(fault, tmp_path, monkeypatch, "sm100")
-    force(**REVERSE.forced | FAULTY[fault.case])
-    case = Call(REVERSE, dict(T=150, HV=2)).case()
+    prescribed, words = FAULTY[fault.case]
+    force(**REVERSE.forced | prescribed)
+    case = Call(REVERSE, words).case()
     found, session = gradients(case, "sm100", schedule=fault.schedule, early=bool(fault.schedule))
     assert_noticed(fault, session, lambda: judged_gradients(case, found, "sm100"))
