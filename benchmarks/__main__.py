@@ -19,7 +19,7 @@ import torch
 
 from kda.tools.verify.ledger import FILE
 
-from . import common, evidence, picture, predicted, predicted_pairs
+from . import common, evidence, hopper_tables, picture, predicted, predicted_pairs
 from .counted import figures
 
 Texts = Mapping[Path, str]
@@ -31,6 +31,7 @@ def counted(page: str) -> Texts:
 
 WRITERS: dict[str, Callable[[], Texts]] = {  # name -> what files should say
     "picture": picture.texts,
+    "tables of sm90": hopper_tables.texts,
     "ledger": lambda: evidence.texts(evidence.rows_of(FILE)),
     **{f"counted {page}": functools.partial(counted, page) for page in dict.fromkeys(f.page for f in figures.FIGURES)},
     "pairs of predicted configurations": predicted_pairs.texts,

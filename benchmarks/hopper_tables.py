@@ -20,7 +20,7 @@ from .pages import table_row, with_rows
 PAGE = common.ROOT / "docs" / "results" / "sm90.md"
 FORWARD = "| forward | floor | bounded gates: slow, fast | times the floor | softplus |"
 STEP = "| step | floor | everything saved | times the floor | nothing saved | everything saved, softplus |"
-PROFILE = "| kernel | ms | memory | instructions a clock | tensor cores | shared memory | warps wait for |"
+PROFILE = "| kernel | ms | memory | instructions a clock | shared memory | warps wait for |"
 MISSING = "-"
 
 
@@ -85,7 +85,7 @@ def profile() -> Iterator[str]:
     for row in saved("profile"):
         waits = ", ".join(f"{name} {value:.1f}" for name, value in row["waits"].items())
         yield table_row(f"{row['kernel']}, {row['call']}", ms(row["seconds"]), f"{row['memory']:.0f}%",
-                        f"{row['issued']:.2f}", f"{row['tensor']:.0f}%", f"{row['shared']:.0f}%", waits)
+                        f"{row['issued']:.2f}", f"{row['shared']:.0f}%", waits)
 
 
 TABLES = {FORWARD: forward, STEP: step, PROFILE: profile}

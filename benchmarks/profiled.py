@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from . import common
-from .evidence_run import short
 
 CALLS = (
     "forward h64-8k", "forward h32-8k", "forward h16-8k", "forward h8-32k", "forward h4-64k", "forward h12-4k",
@@ -34,7 +33,6 @@ METRICS = {                                  # what a row calls it -> what ncu c
     "seconds": "gpu__time_duration.sum",     # ns
     "memory": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "issued": "sm__inst_issued.avg.per_cycle_active",
-    "tensor": "sm__inst_executed_pipe_tensor_op_gmma.avg.pct_of_peak_sustained_active",
     "shared": "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed",
     "L2": "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
 }
@@ -58,6 +56,7 @@ def make_calls(calls: Iterable[str], file: Path) -> None:
     import torch
 
     from kda.tools.commands.bench.asked import spec_of
+    from kda.tools.measure.predicted import family_of
     from kda.tools.measure.shapes import SHAPES
     from kda.tools.measure.timing import launch
     from kda.tools.verify.cases import make
@@ -81,7 +80,7 @@ def make_calls(calls: Iterable[str], file: Path) -> None:
             again()
             torch.cuda.synchronize()
             torch.cuda.profiler.stop()
-        found.append([call, [short(kernel.name) for kernel in kernels]])
+        found.append([call, [family_of(kernel.name) for kernel in kernels]])
         common.write(file, found)
 
 
