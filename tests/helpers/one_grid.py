@@ -41,7 +41,7 @@ CALLS_OF_64_CHANNELS = {
         FEW, dict(lengths=(65, 0, 1, 130), padding=140, HV=2, gate="softplus", gate_per_head=True, **SMALL)
     ),
     "64 channels, softplus gate that forgets": (TWO, dict(T=200, HV=2, **SMALL, **FAST)),
-    "64 channels, items wait behind others": (ONE, dict(T=1200, **SMALL)),
+    "64 channels, a walk holds items back": (ONE, dict(T=1200, **SMALL)),
     "segments, 64 channels": (FEW | CUT, dict(B=2, T=160, HV=2, **SMALL)),
     "segments, 64 channels, packed": (FEW | CUT, dict(HV=2, **SMALL, **FAST, **LONG)),
 }

@@ -355,12 +355,10 @@ REVERSE = faults({"common/cute/grads/queue": {
     "the queue orders nothing": ("one grid", "race-write-read", 'sem="release"', 'sem="relaxed"', 2),
     "the queue is read without an order": ("one grid", "race-write-read", 'sem="acquire"', 'sem="relaxed"', 2),
     "items are computed in another order than walks add them": (
-        "one grid", "race-write-read or out-of-bounds",
-        'item = cute.arch.load(element, Int32, sem="acquire", scope="gpu")', "item = number + 1", 2
+        "one grid", "race-write-read or out-of-bounds", "if item < items:", "if item < 0:", 2
     ),
-    "items that wait behind lie where those in front do": (
-        "many items", "livelock", "number = x.items - 1 - behind", "number = behind"
-    ),
+    "a walk forgets what it holds back": ("many items", "livelock", "while held > 0:", "while held > x.items:"),
+    "two items are held in one place": ("many items", "wrong answer or livelock", "s.held + held, item)", "s.held, item)"),
     "the first item that a walk adds is its last": (
         "one grid", "race-read-write or race-write-read", "place.pairs - 1 - j) * x.HV", "j) * x.HV", 2
     ),

@@ -69,12 +69,10 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "gradients, one grid", "race-write-read", 'sem="acquire"', 'sem="relaxed"', 2
     ),
     "items are computed in another order than walks add them": (
-        "gradients, one grid", "race-write-read or out-of-bounds",
-        'item = cute.arch.load(element, Int32, sem="acquire", scope="gpu")', "item = number + 1", 2
+        "gradients, one grid", "race-write-read or out-of-bounds", "if item < items:", "if item < 0:", 2
     ),
-    "items that wait behind lie where those in front do": (
-        "gradients, many items", "livelock", "number = x.items - 1 - behind", "number = behind"
-    ),
+    "a walk forgets what it holds back": ("gradients, many items", "livelock", "while held > 0:", "while held > x.items:"),
+    "two items are held in one place": ("gradients, many items", "wrong answer or livelock", "s.held + held, item)", "s.held, item)"),
     "the first item that a walk adds is its last": (
         "gradients, one grid", "race-read-write or race-write-read", "place.pairs - 1 - j) * x.HV", "j) * x.HV", 2
     ),

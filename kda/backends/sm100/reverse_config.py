@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..common.cute.barriers import Meeting, Pipeline, of_a_lane, of_each_warp
-from ..common.cute.fields import Struct
-from ..common.cute.one_grid import OneGridConfig
+from ..common.cute.fields import Struct, array
+from ..common.cute.one_grid import OneGridConfig, Queue
 from .configs import STATE_WARPS, GradsConfig, WalkConfig
 
 
@@ -25,9 +26,9 @@ class ReverseConfig(OneGridConfig):
             Pipeline("published", of_a_lane("PUBLISH"), "WALK", "the queue has the item", 2),
         )
 
-    @property
-    def walker(self) -> Struct:
-        return self.walk.memory
+    @cached_property
+    def walker(self) -> Struct:              # type: ignore[override]
+        return Struct(align=1024, **self.walk.memory.fields, held=array("int32", Queue.HELD))
 
     @property
     def meetings(self) -> tuple[Meeting, ...]:

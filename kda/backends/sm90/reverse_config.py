@@ -15,7 +15,7 @@ from ..common.cute.barriers import (
     of_each_warp,
 )
 from ..common.cute.fields import Struct, array, several
-from ..common.cute.one_grid import OneGridConfig
+from ..common.cute.one_grid import OneGridConfig, Queue
 from ..common.cute.tile import C
 from .configs import CHAIN_WARPS, COLUMNS, PITCH_V, GradsConfig, WalkConfig, tile
 
@@ -69,4 +69,5 @@ class ReverseConfig(OneGridConfig):
             do=array("bfloat16", strips, stages, C, PITCH_V),
             dv=array("bfloat16", strips, 2, C, PITCH_V),
             state=array("bfloat16", strips, self.walk.K * COLUMNS, align=1024),
+            held=array("int32", Queue.HELD),
         )

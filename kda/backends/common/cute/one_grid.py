@@ -15,15 +15,14 @@ from .training import GradsArguments, WalkArguments
 
 
 class Queue:
-    """Elements of the queue of items: how many were added and how many were removed, each in a line of its own, and from
-    ITEMS on 1 + each item.
+    """Elements of the queue of items: how many were added, how many were removed, and from ITEMS on 1 + each item.
 
-    L2 still has dv, dh and do of an item that is removed soon.  So at most AHEAD items wait at the front; what is added
-    meanwhile goes to the back, from the last element on, and is removed when nothing waits at the front.
+    L2 still has dv, dh and do of an item that is removed soon.  So while AHEAD items wait, a walk holds its items back,
+    as many as HELD, and adds them, the last one first, when few wait or when it has ended.
     """
 
-    ADDED, REMOVED, ADDED_BEHIND, REMOVED_BEHIND, ITEMS = 0, 32, 64, 96, 128
-    AHEAD = 16
+    ADDED, REMOVED, ITEMS = 0, 32, 64        # in lines of their own
+    AHEAD, HELD = 16, 512
 
 
 ReverseArguments = GradsArguments.and_more(

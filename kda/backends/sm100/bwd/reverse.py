@@ -153,7 +153,7 @@ class Reverse(GradsEntry):
 
     def of_walker(self, shared, s):
         """Return the shared memory of a CTA that walks."""
-        found = fields_at(shared, self.c.walk.memory)._asdict()
+        found = fields_at(shared, self.c.walker)._asdict()
         found |= mbarriers_among(s, self.c.walker_pipelines)._asdict() | dict(base_desc=s.base_desc)
         return namedtuple("Walker", found)(**found)
 

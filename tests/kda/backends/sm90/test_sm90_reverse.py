@@ -31,7 +31,7 @@ CALLS = ONE_GRID | CALLS_OF_64_CHANNELS
 
 
 @rows_of(CALLS, "three heads", "64 channels, packed",
-         commit=["packed", "64 channels", "64 channels, items wait behind others", "one gate per head"])
+         commit=["packed", "64 channels", "64 channels, a walk holds items back", "one gate per head"])
 def test_gradients_have_the_bits_of_both_kernels_apart(name, force):
     found, expected, session = both_ways(CALLS[name], "sm90", force)
     assert_nothing_found(session)

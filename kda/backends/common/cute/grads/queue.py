@@ -68,42 +68,47 @@ class Publishing:
     @cute.jit
     def publish_all(self, x, s):
         """PUBLISH, one warp: items from the last of a walk to the first."""
-        before = Int32(0)
+        before, held = Int32(0), Int32(0)
         for walk in cutlass.range(self.first(), number_of_walks(self.c, x), x.walkers, unroll=1):
             place = self.locate(x, walk, 0)
             for j in cutlass.range(place.pairs, unroll=1):
                 turn, item = before & 1, (place.state + place.pairs - 1 - j) * x.HV + place.head
                 cute.arch.mbarrier_wait(s.stored + turn, before >> 1 & 1)
+                waiting = number_of(x, Queue.ADDED) - number_of(x, Queue.REMOVED)
+                waiting = cute.arch.shuffle_sync(waiting, 0)                   # lanes may have read other numbers
                 with cute.arch.elect_one():
                     if cutlass.const_expr(self.remade):
                         places = self.places_of_dh(x, place, place.pairs - 1 - j)
                         store(x.places_of_dh + item * len(places), places)
-                    cute.arch.store(self.free_element(x), item + 1, sem="release", scope="gpu")
+                    if waiting < Queue.AHEAD or held == Queue.HELD:
+                        add(x, item)
+                    else:
+                        cute.arch.store(s.held + held, item)
                     # redundant: its release, not the arrival; WALK reads nothing that PUBLISH has written
                     cute.arch.mbarrier_arrive(s.published + turn)
                 before += 1
+                if waiting >= Queue.AHEAD and held < Queue.HELD:
+                    held += 1
+                elif waiting < 0 and held > 0:
+                    held -= 1
+                    self.add_held(x, s, held)
+        while held > 0:
+            held -= 1
+            self.add_held(x, s, held)
+
+    def add_held(self, x, s, number):
+        with cute.arch.elect_one():
+            add(x, cute.arch.load(s.held + number, Int32))
 
 
-    @cute.jit
-    def free_element(self, x):
-        """Return where the next item goes: to the back if enough wait at the front."""
-        number = Int32(0)
-        if counted(x, Queue.ADDED) - counted(x, Queue.REMOVED) < Queue.AHEAD:
-            number = cute.arch.atomic_add(x.queue + Queue.ADDED, Int32(1), sem="relaxed", scope="gpu")
-        else:
-            behind = cute.arch.atomic_add(x.queue + Queue.ADDED_BEHIND, Int32(1), sem="relaxed", scope="gpu")
-            number = x.items - 1 - behind
-        return x.queue + (Queue.ITEMS + number)
-
-
-def counted(x, which):
+def number_of(x, which):
     return cute.arch.load(x.queue + which, Int32, sem="relaxed", scope="gpu")
 
 
-def remove(x, which, number):
-    """Return whether this thread took element `number` of those that were added: another one may be faster."""
-    found = cute.arch.atomic_cas(x.queue + which, cmp=number, val=number + 1, sem="relaxed", scope="gpu")
-    return found == number
+def add(x, item):
+    """Add an item, whose dv and dh are in memory."""
+    number = cute.arch.atomic_add(x.queue + Queue.ADDED, Int32(1), sem="relaxed", scope="gpu")
+    cute.arch.store(x.queue + (Queue.ITEMS + number), item + 1, sem="release", scope="gpu")
 
 
 class QueueLoader(Loader):
@@ -124,9 +129,9 @@ class QueueLoader(Loader):
     @cute.jit
     def item(self, x, i, items):
         """Wait for item i of this CTA."""
-        number, item = self.removed(x, items), items
-        if number >= 0:
-            element = x.queue + (Queue.ITEMS + number)
+        item = cute.arch.atomic_add(x.queue + Queue.REMOVED, Int32(1), sem="relaxed", scope="gpu")
+        if item < items:
+            element = x.queue + (Queue.ITEMS + item)
             item = Int32(0)
             while item == 0:
                 item = cute.arch.load(element, Int32, sem="acquire", scope="gpu")
@@ -134,22 +139,6 @@ class QueueLoader(Loader):
             cute.arch.fence_proxy("async.global")
             item -= 1
         return item
-
-    @cute.jit
-    def removed(self, x, items):
-        """Remove an element, at the front if one waits there; return its number, below 0 if all items were removed."""
-        number, left = Int32(-1), Int32(1)
-        while left > 0:
-            front, behind = counted(x, Queue.REMOVED), counted(x, Queue.REMOVED_BEHIND)
-            if front < counted(x, Queue.ADDED):
-                if remove(x, Queue.REMOVED, front):
-                    number, left = front, Int32(0)
-            elif behind < counted(x, Queue.ADDED_BEHIND):
-                if remove(x, Queue.REMOVED_BEHIND, behind):
-                    number, left = x.items - 1 - behind, Int32(0)
-            else:
-                left = items - front - behind
-        return number
 
     def states(self, x, s):
         return super().states(x, s)[: 1 if self.remade else 2]
