@@ -358,7 +358,9 @@ REVERSE = faults({"common/cute/grads/queue": {
         "one grid", "race-write-read or out-of-bounds", "if item < items:", "if item < 0:", 2
     ),
     "a walk forgets what it holds back": ("many items", "livelock", "while held > 0:", "while held > x.items:"),
-    "two items are held in one place": ("many items", "wrong answer or livelock", "s.held + held, item)", "s.held, item)"),
+    "two items are held in one place": (
+        "many items", "wrong answer or livelock", "s.held + held, item)", "s.held, item)"
+    ),
     "the first item that a walk adds is its last": (
         "one grid", "race-read-write or race-write-read", "place.pairs - 1 - j) * x.HV", "j) * x.HV", 2
     ),

@@ -71,8 +71,12 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "items are computed in another order than walks add them": (
         "gradients, one grid", "race-write-read or out-of-bounds", "if item < items:", "if item < 0:", 2
     ),
-    "a walk forgets what it holds back": ("gradients, many items", "livelock", "while held > 0:", "while held > x.items:"),
-    "two items are held in one place": ("gradients, many items", "wrong answer or livelock", "s.held + held, item)", "s.held, item)"),
+    "a walk forgets what it holds back": (
+        "gradients, many items", "livelock", "while held > 0:", "while held > x.items:"
+    ),
+    "two items are held in one place": (
+        "gradients, many items", "wrong answer or livelock", "s.held + held, item)", "s.held, item)"
+    ),
     "the first item that a walk adds is its last": (
         "gradients, one grid", "race-read-write or race-write-read", "place.pairs - 1 - j) * x.HV", "j) * x.HV", 2
     ),
