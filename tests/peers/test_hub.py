@@ -41,6 +41,7 @@ def test_a_kernel_from_the_folder_runs_where_kda_is_not_installed(folder, tmp_pa
 import sys
 from pathlib import Path
 sys.path[:] = [each for each in sys.path if each and not Path(each, "kda", "__init__.py").exists()]
+sys.path.append({str(Path(kernels.__file__).parents[1])!r})
 import torch
 from kernels import get_local_kernel
 kernel = get_local_kernel(Path({str(folder)!r}))
