@@ -145,8 +145,8 @@ def groups_for(target: Target) -> list[tuple[str, str]]:
 
 def lacking(ledger: Ledger, target: Target, again: bool = False) -> list[Job]:
     """What to run, in this order: cases that take a path for the first time, tests of other paths, cases of kernels.
-    What ran with the same host code is left out, since it would launch the same kernels, but for cases of which nobody
-    knows what they launched; `again`: all counts as lacking."""
+    What ran with the same host code is left out, since it would launch the same kernels; a case whose kernels are not
+    known is not left out.  `again`: all counts as lacking."""
     runs = [] if again else [run for run in ledger.runs if run["host"] == host_code(run["path"])]
     ran, known = {run["case"] for run in runs}, {run["case"] for run in runs if run["codes"]}
     without = {each.name for each in ledger.paths() if again or each.state == SIMULATED}

@@ -273,7 +273,7 @@ def run(case: Case, device: str, folder: Path | None = None) -> dict[str, Any]:
             errors += [str(finding) for finding in session.findings]
             kernels += [each.kernel for each in session.launches]
         if not kernels:
-            errors.append("no kernel was launched: the call ran elsewhere, or nobody is told of its launches")
+            errors.append("no kernel was launched, or none of its launches was heard")
     most, error, result = max(used)
     launched = by_code(kernels)
     return {

@@ -7,14 +7,13 @@ A figure is the median of replays of a CUDA graph, in milliseconds; two regimes 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kda.tools.measure.shapes import gate_in
 
-from . import common
+from . import common, times
 from .pages import table_row, with_rows
 
 PAGE = common.ROOT / "docs" / "results" / "sm90.md"
@@ -44,15 +43,14 @@ def timings(name: str, direction: str) -> dict[str, Timing]:
     """Return what a file of benchmarks/results says of each shape; nothing where there is no such file."""
     found: dict[str, Timing] = {}
     for row in saved(name):
-        if row.get("direction") == direction:                                  # older files have none
+        if row["direction"] == direction:
             medians = found[row["shape"]].medians if row["shape"] in found else {}
             found[row["shape"]] = Timing(row["problem"], row["floor"], {**medians, row["regime"]: row["median"]})
     return found
 
 
 def saved(name: str) -> list[dict[str, Any]]:
-    file = common.RESULTS / f"h200-sm90-{name}.json"
-    return json.loads(file.read_text())["rows"] if file.exists() else []
+    return (times.document(f"h200-sm90-{name}") or {"rows": []})["rows"]
 
 
 def label(problem: str) -> str:

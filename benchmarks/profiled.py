@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import dataclasses
 import json
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from . import common
+from .checkouts import case_of, named
 
 CALLS = (
     "forward h64-8k", "forward h32-8k", "forward h16-8k", "forward h8-32k", "forward h4-64k", "forward h12-4k",
@@ -55,22 +55,15 @@ OURS = "regex:^kernel_cutlass_kernel_kda"
 def make_calls(calls: Iterable[str], file: Path) -> None:
     import torch
 
-    from kda.tools.commands.bench.asked import spec_of
     from kda.tools.measure.predicted import family_of
-    from kda.tools.measure.shapes import SHAPES
     from kda.tools.measure.timing import launch
-    from kda.tools.verify.cases import make
     from kda.tools.verify.doors import Door
     from ptxkit.compile import listening
 
     found, door = [], Door("sm90")
     for call in calls:
-        direction, name, *gates = call.split()
-        spec = spec_of(SHAPES[name]._replace(gate=(*gates, "bounded")[0]), "slow")
-        case = make(spec, door.device, drawn_on=door.device)
-        if direction == "kept":
-            case = dataclasses.replace(case, keywords=case.keywords | {"disable_recompute": True})
-        again = launch(door, case, "forward" if direction == "forward" else "step")
+        direction, case = case_of(call, door.device)
+        again = launch(door, case, direction)
         kernels: list[Any] = []
         with listening.launched(kernels):
             again()
@@ -117,10 +110,9 @@ def profile(calls: list[str]) -> list[dict[str, Any]]:
     metrics = [*METRICS.values(), *map(WAIT.format, WAITS)]
     with tempfile.TemporaryDirectory() as folder:
         said, table = Path(folder, "launched.json"), Path(folder, "ncu.csv")
-        options = [word for call in calls for word in ("--call", call)]
         command = ["ncu", "--profile-from-start", "off", "--clock-control", "none", "--cache-control", "none", "--csv",
                    "--print-units", "base", "--log-file", str(table), "-k", OURS, "--kernel-name-base", "function",
-                   "--metrics", ",".join(metrics), *common.again(__spec__, *options, "--child", said)]
+                   "--metrics", ",".join(metrics), *common.again(__spec__, *named(calls), "--child", said)]
         ran = subprocess.run(command, cwd=common.ROOT, capture_output=True, text=True)
         if not table.exists() or not said.exists():
             sys.exit(f"ncu counted nothing: {(ran.stderr or ran.stdout).strip()[-2000:]}")

@@ -1,6 +1,6 @@
 """Reads the KDA layers of a checkpoint, compares them, and writes them in another layout.
 
-    python examples/convert.py FOLDER                     # of safetensors, their index and a config.json; every layer
+    python examples/convert.py FOLDER                     # every layer: the folder has safetensors and a config.json
     python examples/convert.py FOLDER --layer 5           # one of them
     python examples/convert.py FOLDER --to fla --out NEW  # the checkpoint again, with its KDA layers in this layout
     python examples/convert.py --demo kimi_linear         # a small random layer, written in a layout and read again

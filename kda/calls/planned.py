@@ -19,6 +19,7 @@ from ptxkit.compile.recipes import AnyRecipe
 from .ahead import recipes_of
 
 COUNTED = {1: "one CTA", 2: "two CTAs", 4: "four CTAs"}
+TWO_KERNELS = "two kernels: one makes the tiles of all chunks, one walks over them"
 
 
 class Planned(NamedTuple):
@@ -78,9 +79,8 @@ def _stream(p: Problem, form: Any) -> str:
 
 
 def _two_kernels(p: Problem, form: Any) -> str:
-    words = "two kernels: one makes the tiles of all chunks, one walks over them"
     sizes = form.sizes
-    return f"{words}, {_segments(p, sizes.segments, sizes.segment * C)}" if form.length else words
+    return f"{TWO_KERNELS}, {_segments(p, sizes.segments, sizes.segment * C)}" if form.length else TWO_KERNELS
 
 
 _FORWARDS: dict[str, Callable[[Problem, Any], str]] = {                        # by the name of a form's class
@@ -98,8 +98,7 @@ def _making(p: Problem, found: Any) -> str:
     """Say how what a backward reads is made."""
     if hasattr(found.making, "clusters"):
         return _clusters(p, *found.making.clusters)
-    words = "two kernels: one makes the tiles of all chunks, one walks over them"
-    return f"{words}, {_segments(p, found.segments, found.segment * C)}" if found.carry_back else words
+    return f"{TWO_KERNELS}, {_segments(p, found.segments, found.segment * C)}" if found.carry_back else TWO_KERNELS
 
 
 def _of_cute(plan: Any, p: Problem, host: Host, save: Save, forward: Any) -> str:
