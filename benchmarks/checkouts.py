@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import hashlib
 import json
 import os
 import subprocess
@@ -37,18 +36,23 @@ REPEATS, SECONDS = 40, 10.0
 # ---- a child: one checkout, whose kda this process imports
 
 
-def case_of(call: str, device: str) -> tuple[str, Any]:
-    """Return the direction of a call, and its inputs with slow gates."""
-    from kda.tools.commands.bench.asked import spec_of
+def spec_of(call: str) -> tuple[str, Any, dict[str, Any]]:
+    """Return the direction of a call, its shape with slow gates, and its options."""
+    from kda.tools.commands.bench.asked import spec_of as of_shape
     from kda.tools.measure.shapes import SHAPES
-    from kda.tools.verify.cases import make
 
     direction, shape, *gates = call.split()
-    spec = spec_of(SHAPES[shape]._replace(gate=(*gates, "bounded")[0]), "slow")
+    spec = of_shape(SHAPES[shape]._replace(gate=(*gates, "bounded")[0]), "slow")
+    return "forward" if direction == "forward" else "step", spec, {"disable_recompute": direction == "kept"}
+
+
+def case_of(call: str, device: str) -> tuple[str, Any]:
+    """Return the direction of a call, and its inputs."""
+    from kda.tools.verify.cases import make
+
+    direction, spec, options = spec_of(call)
     case = make(spec, device, device)
-    if direction == "kept":
-        case = dataclasses.replace(case, keywords=case.keywords | {"disable_recompute": True})
-    return "forward" if direction == "forward" else "step", case
+    return direction, dataclasses.replace(case, keywords=case.keywords | options)
 
 
 def timed(call: str, backend: str) -> dict[str, Any]:
@@ -69,9 +73,15 @@ def timed(call: str, backend: str) -> dict[str, Any]:
 
 
 def digest(x: Any) -> str:
+    """Return a number that another order or another bit of x changes, computed where x is."""
     import torch
 
-    return hashlib.sha256(x.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()[:12]
+    bits = x.detach().contiguous().view(torch.uint8).flatten()
+    total = 0
+    for piece in bits.split(1 << 26):
+        odd = 2 * torch.arange(piece.numel(), device=x.device) + 1
+        total = (3 * total + int((odd * (odd ^ odd >> 7) * (piece + 1)).sum())) % 2**64
+    return f"{total:016x}"
 
 
 def run(calls: list[str], backend: str, file: Path) -> None:
@@ -85,25 +95,28 @@ def run(calls: list[str], backend: str, file: Path) -> None:
         file.write_text(json.dumps(rows))
 
 
-def build(calls: list[str], backend: str) -> None:
-    """Build the kernels of the calls for GPUs of the backend."""
+def recipes_of(call: str) -> list[Any]:
+    """Return the kernels of a call on the host that stands in."""
     from kda.calls import ahead
     from kda.model.bundles import Save
-    from kda.model.host import host_of, standing_in
     from kda.routing.dispatch import choose, route
+    from kda.tools.commands.bench.asked import problem_of
+
+    direction, spec, options = spec_of(call)
+    p = dataclasses.replace(problem_of(spec, "forward", "cuda:0"), **options)
+    offsets = "int64" if p.packed else None
+    if direction == "forward":
+        return [*ahead.recipes_of(choose(p, "auto").backend or "", p, Save.NOTHING, offsets)]
+    return [*ahead.recipes_of_step(route(p, training=True), offsets)]
+
+
+def build(calls: list[str], backend: str) -> None:
+    """Build the kernels of the calls for GPUs of the backend."""
+    from kda.model.host import host_of, standing_in
     from ptxkit.compile import fetching
 
-    recipes: dict[Any, None] = {}
     with standing_in(host_of(backend)):
-        for call in calls:
-            direction, case = case_of(call, "cpu")
-            p = dataclasses.replace(case.problem("forward"), device="cuda:0")
-            offsets = "int64" if p.packed else None
-            if direction == "forward":
-                recipes |= dict.fromkeys(ahead.recipes_of(choose(p, backend).backend, p, Save.NOTHING, offsets))
-            else:
-                recipes |= dict.fromkeys(ahead.recipes_of_step(route(p, backend, training=True), offsets))
-    fetching.attempt_all([*recipes])
+        fetching.attempt_all([*dict.fromkeys(recipe for call in calls for recipe in recipes_of(call))])
 
 
 # ---- the parent

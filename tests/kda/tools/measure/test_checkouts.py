@@ -3,9 +3,11 @@
 import shutil
 
 import pytest
+import torch
 
 from benchmarks import checkouts
 from benchmarks.common import ROOT
+from kda.model.host import host_of, standing_in
 
 CALL = "forward tiny"
 
@@ -52,3 +54,25 @@ def test_a_folder_without_the_packages_is_no_checkout(tmp_path):
     with pytest.raises(checkouts.argparse.ArgumentTypeError, match="write NAME=PATH"):
         checkouts.checkout(f"old={tmp_path}")
     assert checkouts.checkout(f"now={ROOT}") == ("now", ROOT)
+
+
+def test_a_digest_knows_each_bit_and_its_place():
+    x = torch.randn(3, 5)
+    y = x.clone()
+    y[1, 2] = torch.nextafter(y[1, 2], torch.tensor(9.0))
+    assert checkouts.digest(x) == checkouts.digest(x.clone())
+    assert len({checkouts.digest(each) for each in (x, y, x.flip(1), torch.zeros(3, 5), torch.zeros(3, 6))}) == 5
+
+
+def test_kernels_are_built_of_what_a_call_runs():
+    with standing_in(host_of("sm90")):
+        kept, step, forward = [
+            {recipe.name for recipe in checkouts.recipes_of(f"{direction} h64-8k")}
+            for direction in ("kept", "step", "forward")
+        ]
+        grids = [
+            [recipe for recipe in checkouts.recipes_of(f"{direction} h64-8k") if recipe.name == "reverse"]
+            for direction in ("kept", "step")
+        ]
+    assert forward == {"fused"} and kept >= {"fused", "reverse", "shares"} and {*step} >= {"fused", "reverse", "shares"}
+    assert not {*grids[0]} & {*grids[1]}
