@@ -165,4 +165,7 @@ def layouts(tensors: tuple) -> Any:
 
 
 def _are_plain(tensors: tuple) -> bool:
-    return are_plain(map(type, tensors)) and not (tensors[0] is None or tensors[0].is_meta)
+    return (
+        are_plain(map(type, tensors)) and not (tensors[0] is None or tensors[0].is_meta)
+        and all(x is None or x.layout is torch.strided for x in tensors)
+    )

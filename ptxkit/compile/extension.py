@@ -7,23 +7,46 @@ import importlib.util
 import platform
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from . import c_compiler, store
+from . import c_compiler, sources, store
 from .errors import BuildError
 
 
 def module(name: str, source: Path, program: str, flags: Sequence[str], *parts: object) -> ModuleType:
     """Return the module, which `program` builds with these flags; `parts` are what it depends on besides."""
     tag = sysconfig.get_config_var("SOABI") or platform.python_version()
-    key = store.digest(f"{name} 2", program, tag, platform.machine(), flags, source.read_text(), *parts)
+    key = store.digest(f"{name} 3", program, tag, platform.machine(), flags, source.read_text(), *parts)
     about = {"kernel": name.replace("_", " "), "arch": platform.machine(), "module": __name__,
-             "source": store.sources(source)}
+             "file": _in_packages(source), "source": store.sources(source)}
     file = f"{name}.so"
     kept = store.default().fetch(key, lambda: {file: _built(file, source, program, flags)}, about)
     return _imported(name, kept[file])
+
+
+def outdated(about: Mapping[str, Any]) -> str | None:
+    """Return why the store's entry of such a module is stale; None if it may still be used."""
+    if "file" not in about:                  # of a version of this file that gave entries other keys
+        return "other source"
+    root, _, rest = about["file"].partition("/")
+    try:
+        found = [path for place in sources.places_of(root, rest) if (path := place / rest).is_file()]
+    except BuildError:
+        found = []
+    if not found:
+        return "source that is gone"
+    return None if store.sources(found[0]) == about.get("source") else "other source"
+
+
+def _in_packages(source: Path) -> str:
+    """Return the name of a file with those of the packages that it lies in, such as kda/calls/node.cpp."""
+    folder = source.parent
+    while (folder.parent / "__init__.py").is_file():
+        folder = folder.parent
+    return source.relative_to(folder.parent).as_posix()
 
 
 def _built(file: str, source: Path, program: str, flags: Sequence[str]) -> bytes:

@@ -43,8 +43,9 @@ def imported(function: str) -> Any:
         raise BuildError(f"{function} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def outdated(about: Mapping[str, Any]) -> str | None:
-    """Return why an entry of the store is stale, as far as it shows; None if it may still be used."""
+def outdated(about: Mapping[str, Any], source: Callable[..., str] = source) -> str | None:
+    """Return why an entry of the store is stale, as far as it shows; None if it may still be used.  Who asks for many
+    entries passes a `source` that remembers what it has read."""
     for compiler, (name, version) in COMPILERS.items():
         if about.get(compiler) not in (None, version()):
             return f"{name} {about[compiler]}"

@@ -24,7 +24,7 @@ OTHER_LANGUAGES = {".cu", ".cuh"}
 
 def files(*modules: str) -> dict[str, bytes]:
     """Name -> text of all that kernels in some modules are built from, of those modules' top-level packages."""
-    places = {root: _places(root, module) for root, module in ((m.partition(".")[0], m) for m in modules)}
+    places = {root: places_of(root, module) for root, module in ((m.partition(".")[0], m) for m in modules)}
     contents: dict[str, bytes] = {}
     waiting = [name for module in modules for name in _with_packages(module)]
     while waiting:
@@ -41,7 +41,7 @@ def files(*modules: str) -> dict[str, bytes]:
     return contents
 
 
-def _places(root: str, module: str) -> list[Path]:
+def places_of(root: str, module: str) -> list[Path]:
     """Return the folders of a top-level package, or the file of a top-level module that is not a package."""
     try:
         spec = importlib.util.find_spec(root)
@@ -76,7 +76,7 @@ def parameters(function: str) -> Mapping[str, bool]:
     """Return the parameters of "module:name" in order, and whether each has an annotation: in Triton, tl.constexpr."""
     module, _, name = function.partition(":")
     root, _, rest = module.partition(".")
-    path = _file(_places(root, module), rest)
+    path = _file(places_of(root, module), rest)
     found = re.search(rf"^def {name}\(.*?\)[^()\n]*:\n", path.read_text() if path else "", re.DOTALL | re.MULTILINE)
     if not found:
         raise BuildError(f"{function} is not in the source of {root}.")

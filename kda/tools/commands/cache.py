@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +15,17 @@ from ptxkit.compile import store
 
 from .findings import in_bytes
 from .options import Name, NumberOption
-from .stale import ENGINE, why_stale
+from .stale import ENGINE, EXTENSION, judge
 
 DAY = 86400
 SAYS = {                                     # owners of entries that belong to no backend
     "common": "kernels that backends share",
+    "host": "modules in C and C++ that run calls on this machine's CPU",
     "simulator": "the engine that runs PTX on this machine's CPU",
     "others": "kernels of no backend, which scripts built with kda.simulator or ptxkit.compile",
     "unreadable": "files that are damaged, or that kda did not write",
 }
+OWNERS = {ENGINE: "simulator", EXTENSION: "host"}
 ACTIONS = ("list", "path", "clean")
 
 
@@ -36,7 +38,7 @@ class EntryLine:
     why: str = ""                            # why it is stale
 
     @classmethod
-    def from_stored(cls, stored: store.StoredKernel) -> EntryLine:
+    def from_stored(cls, stored: store.StoredKernel, why_stale: Callable[[Any], str | None]) -> EntryLine:
         if stored.about is None:
             return cls(stored, "unreadable")
         why = why_stale(stored.about)
@@ -48,10 +50,8 @@ class EntryLine:
         about = self.stored.about or {}
         if self.stored.about is None:
             whose = "unreadable"
-        elif self.backend or about.get("module") == ENGINE:
-            whose = self.backend or "simulator"
         else:
-            whose = "others"
+            whose = self.backend or OWNERS.get(about.get("module") or "", "others")
         return whose, about.get("arch") or "-", about.get("kernel") or "-"
 
     @property
@@ -88,10 +88,10 @@ def command(screen: Screen, action: str, stale: bool, days: float | None, everyt
     with screen.progress(f"reading {kernels.folder}") as tell:
         stored = list(kernels.entries())
         tell.expect(len(stored))
-        lines = []
+        lines, why_stale = [], judge()
         for each in stored:
             tell.step()
-            lines.append(EntryLine.from_stored(each))
+            lines.append(EntryLine.from_stored(each, why_stale))
     if action == "clean":
         go = [line for line in lines if goes(line, days, everything)]
         return clean(screen, kernels, go, len(lines) - len(go), "" if sum(choices) else "; --all removes them, too")

@@ -403,7 +403,7 @@ def look_at_launches() -> Probe:
 
 def _measure(path: str, size: dict[str, int]) -> str:
     """Count what is there; why nothing of it is read, if that is so."""
-    from kda.tools.commands.stale import why_stale
+    from kda.tools.commands.stale import judge
     from ptxkit.compile.store import Store
 
     def refuse(error: OSError) -> None:
@@ -418,7 +418,7 @@ def _measure(path: str, size: dict[str, int]) -> str:
                 size["unreadable"] += not os.access(file, os.R_OK)
             except OSError as error:
                 refuse(error)
-    store = Store(path)
+    store, why_stale = Store(path), judge()
     for entry in store.entries():
         size["unreadable"] += entry.about is None
         size["stale"] += entry.bytes if entry.about and why_stale(entry.about) else 0

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from kda.calls import node
 from kda.cli import cli
 from kda.tools.commands.probes import look_at_cache
-from kda.tools.commands.stale import why_stale
-from ptxkit.compile import recipes
+from kda.tools.commands.stale import judge
+from ptxkit.compile import extension, launch_list, recipes
 from ptxkit.compile.store import Store, digest
 from ptxkit.engine import build
 
@@ -192,7 +193,54 @@ def test_a_new_engine_is_current(monkeypatch, kept):
     monkeypatch.setattr(build, "_built", lambda texts: b"a library")
     build.library()
     (entry,) = kept.entries()
-    assert why_stale(entry.about) is None
+    assert judge()(entry.about) is None
+
+
+@pytest.fixture
+def extension_entry(kept, tmp_path, monkeypatch):
+    """A module in C, as it is kept: its source lies in a package, and no compiler runs."""
+    monkeypatch.setattr(extension, "_built", lambda *_: b"a library")
+    monkeypatch.setattr(extension, "_imported", lambda *_: None)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "outer" / "inner" / "lists.c"
+    source.parent.mkdir(parents=True)
+    for folder in (source.parent, source.parent.parent):
+        (folder / "__init__.py").touch()
+    source.write_text("int run(void);")
+    extension.module("launch_list", source, "cc", ())
+    return source
+
+
+def test_a_module_in_c_is_current_until_its_source_changes(kept, extension_entry):
+    (entry,) = kept.entries()
+    assert entry.about["file"] == "outer/inner/lists.c" and judge()(entry.about) is None
+    _, _, row, says, _ = run().splitlines()
+    assert row.split()[0] == "host" and says.startswith("host: modules in C")
+    assert run("clean").endswith("0 entries removed, 0 KiB; 1 left; --all removes them, too\n")
+    extension_entry.write_text("long run(void);")
+    assert judge()(entry.about) == "other source"
+    extension_entry.unlink()
+    assert judge()(entry.about) == judge()(entry.about | {"file": "gone/lists.c"}) == "source that is gone"
+    assert judge()({name: x for name, x in entry.about.items() if name != "file"}) == "other source"
+
+
+@pytest.mark.parametrize("source, program", [(launch_list.SOURCE, launch_list), (node.SOURCE, node)],
+                         ids=["a list of launches", "the node of autograd"])
+def test_the_modules_that_kda_builds_are_found_again_in_its_packages(kept, monkeypatch, source, program):
+    monkeypatch.setattr(extension, "_built", lambda *_: b"a library")
+    monkeypatch.setattr(extension, "_imported", lambda *_: None)
+    extension.module("anything", source, "cc", ())
+    (entry,) = kept.entries()
+    assert entry.about["file"] == f"{program.__name__.rpartition('.')[0].replace('.', '/')}/{source.name}"
+    assert judge()(entry.about) is None
+
+
+def test_what_kernels_are_built_from_is_read_once_however_many_there_are(kept, monkeypatch):
+    fill(kept)
+    reads, source = [], recipes.source
+    monkeypatch.setattr(recipes, "source", lambda *modules: reads.append(modules) or source(*modules))
+    run()
+    assert reads == [("kda.backends.reference.kernels",)]
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
