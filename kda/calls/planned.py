@@ -50,8 +50,8 @@ def _planned(backend: str, p: Problem, save: Save, offsets: str | None) -> Plann
     plan: Any = planner(backend)
     host = detect(p.device)
     if p.op != "chunk" or p.slots:
-        every = "one of these" if p.op != "chunk" else "all that calls with a pool can launch"
-        return Planned(backend, p.direction, every, tuple(plan.recipes(p, host, training=False)))
+        form = "all that calls with a pool can launch" if p.op == "chunk" else ""
+        return Planned(backend, p.direction, form, tuple(plan.recipes(p, host, training=False)))
     form = _FORMS[backend](plan, p, host, save, offsets) if backend in _FORMS else ""
     return Planned(backend, p.direction, form, tuple(recipes_of(backend, p, save, offsets)))
 

@@ -25,6 +25,7 @@ ONE_OF: dict[str, tuple[Any, ...]] = {
 }
 DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "xla", "meta")                     # with or without ":0"
 _SIZE = re.compile(r"(B|T|N|H|HV|K|V|C)(\d+)")                # T8192 is T=8192
+KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
 MAX_K = 256                                  # limit of chunk_kda; fused_recurrent_kda has none of its own
 
 
@@ -207,9 +208,10 @@ class Problem(Hashed):
         return ", ".join(words + [word for word, on in flags.items() if on])
 
     @classmethod
-    def parse(cls, text: str, **defaults: Any) -> Problem:
+    def parse(cls, text: str, also: Iterable[str] = (), **defaults: Any) -> Problem:
         """Return a problem from words such as "K=64 V=128 float32 packed backward": field=value, a size as in T8192, a
-        dtype, or a name below; the name of a field that is true or false makes it true."""
+        dtype, or a name below; the name of a field that is true or false makes it true.  `also` are words that the
+        caller puts into others: they are suggested for one that is written nearly so."""
         by_name = {f.name: f for f in dataclasses.fields(cls) if f.name != "force"}
         fields = dict(defaults)
         words: dict[str, dict[str, Any]] = {
@@ -236,7 +238,7 @@ class Problem(Hashed):
             else:
                 unknown.append(word)
         if unknown:
-            meant = "".join(_meant(word, words, by_name) for word in unknown)
+            meant = "".join(_meant(word, (*words, *also), by_name) for word in unknown)
             known = ", ".join([*words, *(f"{name}=..." for name in by_name if name not in words)])
             are = "is not a known word" if len(unknown) == 1 else "are not known words"
             raise ValueError(f"{' and '.join(map(repr, unknown))} {are}.{meant} Known: {known}; sizes also as in T8192")
@@ -289,7 +291,7 @@ def _parsed(field: dataclasses.Field, text: str, word: str) -> Any:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         value = {"int": int, "float": float, "str": str}[kind](text)
     except (KeyError, ValueError):
-        raise ValueError(f"{word!r} needs {field.name} as {kind}, found {text!r}") from None
+        raise ValueError(f"{word!r} needs {KINDS[kind]} for {field.name}, found {text!r}") from None
     name = field.name
     if name in AT_LEAST and value < AT_LEAST[name]:
         raise ValueError(f"{word!r} needs {name} of at least {AT_LEAST[name]}")

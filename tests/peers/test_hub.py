@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -122,6 +123,73 @@ def test_a_model_with_use_kernels_calls_kda_and_gives_its_own_logits_tokens_and_
     said = json.loads(ran.stdout.splitlines()[-1])
     assert said["tokens"] and said["calls"].keys() == {"chunk_kda", "fused_recurrent_kda"}
     assert said["logits"] < 1e-4 and said["gradient"] < 1e-4, said
+
+
+ON_THE_PAGE = """
+import json
+import sys
+
+import transformers.utils
+import transformers.utils.import_utils
+
+sys.modules["fla"] = None                                                # what is not replaced is transformers' torch code
+for module in (transformers.utils, transformers.utils.import_utils):     # it wants a newer `kernels` than there is
+    module.is_kernels_available = lambda *versions: True
+from transformers.utils import kernel_config
+
+kernel_config.KERNELS_SUPPORTED_DEVICE_TYPES = ["cpu"]                   # it wants a GPU
+
+import small_models
+import torch
+
+import kda.hub
+
+code, calls, names = sys.argv[1], {}, {}
+tokens = torch.arange(1, 41).view(2, 20)
+
+
+def counted(name, old):
+    def call(*args, **options):
+        calls[name] = calls.get(name, 0) + 1
+        return old(*args, **options)
+
+    return call
+
+
+def results(model, to_generate="", to_train=""):
+    names["model"] = model.eval()
+    exec(to_generate, names)
+    with torch.no_grad():
+        logits, made = model(tokens).logits, model.generate(tokens, max_new_tokens=5, do_sample=False)
+    model.train()
+    exec(to_train, names)
+    model(tokens).logits.square().mean().backward()
+    return logits, made, model.get_input_embeddings().weight.grad
+
+
+expected = results(small_models.model_of("kimi_linear"))
+for name in ("chunk_kda", "fused_recurrent_kda"):
+    setattr(kda.hub, name, counted(name, getattr(kda.hub, name)))
+*begins, to_generate, to_train = code.splitlines()
+exec("\\n".join(begins), names)
+found = results(small_models.model_of("kimi_linear"), to_generate, to_train)
+print(json.dumps({
+    "logits": small_models.distance(found[0], expected[0]), "tokens": bool((found[1] == expected[1]).all()),
+    "gradient": small_models.distance(found[2], expected[2]), "calls": calls,
+}))
+"""
+
+
+def test_the_page_says_how_a_model_takes_kda_from_a_folder(folder):
+    page = (ROOT / "docs" / "layer.md").read_text()
+    (code,) = re.findall(r"^```py\n(from transformers import KernelConfig\n.*?)^```", page, re.DOTALL | re.MULTILINE)
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "peers", *sys.path)))
+    ran = subprocess.run([sys.executable, "-c", ON_THE_PAGE, code.replace("/path/to/kda-hub", str(folder))], text=True,
+                         capture_output=True, env=os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout.splitlines()[-1])
+    assert said["calls"] == {"chunk_kda": 3, "fused_recurrent_kda": 4}, "two prompts and a step, and four tokens"
+    assert said["tokens"] and said["logits"] < 1e-4 and said["gradient"] < 1e-4, said
 
 
 def test_a_folder_that_is_not_empty_is_left_as_it_is(folder):

@@ -37,7 +37,7 @@ def command(screen: Screen, words: tuple[str, ...], arch: Target | None, backend
     """
     given = [word for text in words for word in text.replace(",", " ").split()]
     try:
-        problem = Problem.parse(" ".join(map(in_words, given)))
+        problem = Problem.parse(" ".join(map(in_words, given)), also=(*MODELS, *SHAPES))
     except ValueError as error:
         names = f"; shapes of `kda bench --list`; models: {', '.join(MODELS)}" if "Known: " in str(error) else ""
         raise click.UsageError(f"{error}{names}") from None

@@ -62,6 +62,10 @@ class Door:
     def stages(self) -> tuple[str, ...]:
         return stages_of(self.capability)
 
+    def absent(self) -> tuple[str, ...]:
+        """Return the reasons why nothing at all runs by it on this machine."""
+        return ()
+
     def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
         """Return the reasons why this backend does not accept the case here."""
         return self.against_problem(case.problem(direction, self.device))
@@ -132,6 +136,12 @@ class Door:
         return {n: None if x is None else x.cpu() for n, x in written.items()}
 
 
+def without_a_gpu(peer: Door) -> tuple[str, ...]:
+    if peer.device != "cpu":
+        return ()
+    return (f"{peer.name}.gpu: it runs on a GPU and there is none -> run this on a machine with one",)
+
+
 class Fla(Door):
     """flash-linear-attention, whose operands are rounded to the dtype of q."""
 
@@ -140,12 +150,13 @@ class Fla(Door):
     def __init__(self):
         self.name, self.device = "fla", default_device()
 
-    def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
+    def absent(self) -> tuple[str, ...]:
         if importlib.util.find_spec("fla") is None:
             return ("fla.installed: FLA is not installed -> pip install fla-core",)
-        if self.device == "cpu":
-            return ("fla.gpu: it runs on a GPU and there is none -> run this on a machine with one",)
-        return ()
+        return without_a_gpu(self)
+
+    def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
+        return self.absent()
 
     def rounding(self, case: Case) -> Rounding:
         return Rounding(wide_dtype(case.inputs.q.dtype), ROUNDS_EVERY_OPERAND)
@@ -169,12 +180,15 @@ class Cudnn(Door):
         self.name, self.device = "cudnn", default_device()
         self._rows: dict[tuple[Any, ...], Tensor] = {}             # offsets of the rows of a batch
 
-    def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
+    def absent(self) -> tuple[str, ...]:
         if importlib.util.find_spec("cudnn") is None or importlib.util.find_spec("cudnn.linear_attention") is None:
             return ("cudnn.installed: its front end 1.32 or newer is not installed -> "
                     "pip install 'nvidia-cudnn-frontend[cutedsl]>=1.32'",)
-        if self.device == "cpu":
-            return ("cudnn.gpu: it runs on a GPU and there is none -> run this on a machine with one",)
+        return without_a_gpu(self)
+
+    def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
+        if reasons := self.absent():
+            return reasons
         p = case.problem(direction)
         rules = {
             "cudnn.backward: only its forward is compared -> --direction forward": direction == "forward",

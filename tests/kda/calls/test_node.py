@@ -157,6 +157,17 @@ def test_a_nested_tensor_has_no_key(way, take):
     assert node.outlines((nested, *(plain,) * 7)) is None and node.outlines((*(plain,) * 7, nested)) is None
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("other", [torch.Tensor.to_sparse, torch.Tensor.to_mkldnn], ids=["sparse", "of oneDNN"])
+def test_a_tensor_of_another_layout_has_no_key(other, way, take):
+    """Its shape and dtype are those of a dense one, which a call may know; the checks of inputs name it."""
+    take(way)
+    plain = torch.zeros(3, 2)
+    for key in (node.outlines, node.layouts):
+        assert key((plain, *(None,) * 7)) is not None
+        assert key((other(plain), *(None,) * 7)) is None and key((*(None,) * 7, other(plain))) is None
+
+
 def test_a_second_backward_is_refused_and_runs_if_the_graph_is_kept(way):
     leaves = leaves_of(case := make(SPEC))
     (o, do), _ = forward(case, leaves)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,10 +106,13 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
     elif options["against"]:
         doors.append(Door(options["against"], device))
         reasons = [reason for problem in problems for reason in doors[1].against_problem(problem)]
-    if reasons:
-        once = dict.fromkeys(reasons)
-        raise CannotJudge(*(f"the baseline {options['against']} cannot run here: {reason}" for reason in once))
+    refuse_baseline(options["against"], reasons)
     return doors
+
+
+def refuse_baseline(name: str, reasons: Iterable[str]) -> None:
+    if once := dict.fromkeys(reasons):
+        raise CannotJudge(*(f"the baseline {name} cannot run here: {reason}" for reason in once))
 
 
 def predictable(requested: str | None, device: str) -> list[str]:
@@ -127,7 +130,7 @@ def compare_and_time(screen: Screen, options: dict[str, Any], old: dict[str, Any
     from kda.tools.measure.clocks import clock_of
     from kda.tools.measure.timing import How, MeasuredShape, ask_clocks, measure, this_machine
     from kda.tools.verify.cases import make
-    from kda.tools.verify.doors import default_device
+    from kda.tools.verify.doors import PEERS, default_device
 
     device = default_device()
     machine = this_machine(device)
@@ -135,6 +138,8 @@ def compare_and_time(screen: Screen, options: dict[str, Any], old: dict[str, Any
         raise CannotJudge("--graph needs a GPU: there are no CUDA graphs on a CPU")
     if old and (differs := machine.differs(old["host"]) or other_settings(options, old)):
         raise CannotJudge(f"{options['compare']} cannot be compared: {differs}")
+    if options["against"] in PEERS:          # before shapes are too large for a CPU, which such a baseline never is on
+        refuse_baseline(options["against"], PEERS[options["against"]]().absent())
     shapes, left_out = refuse_large(shapes_asked(options, machine.kind), options, device, machine.threads)
     cases = [(name, shape, regime) for name, shape in shapes.items() for regime in both(options["regime"], REGIMES)]
     doors = {case: doors_for(spec_of(*case[1:]), options, device) for case in cases}

@@ -238,7 +238,7 @@ def test_a_cache_that_keeps_nothing_is_a_finding(asked, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("arguments", "says"), [
     (("--arch", "sm42"), "no GPU arch or card is called 'sm42'"),
-    (("--arch", "sm90", "--problem", "K=big"), "--problem: 'K=big' needs K as int"),
+    (("--arch", "sm90", "--problem", "K=big"), "--problem: 'K=big' needs a whole number for K, found 'big'"),
     (("--arch", "sm90", "--backend", "fsat"), "Did you mean 'fast'"),
     (("--arch", "sm90", "--model", "kimi-liner"), "Did you mean 'kimi-linear'"),
     (("--arch", "sm90", "--model", "kimi-linear", "--tp", "5"), "--tp 5 does not divide the 32 heads"),

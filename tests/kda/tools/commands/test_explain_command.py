@@ -71,6 +71,11 @@ def test_words_that_are_not_understood_are_named_with_those_that_are():
     assert "models:" not in run("--arch", "h100", "K300").stderr
 
 
+@pytest.mark.parametrize("wrong, right", [("kimi-linaer", "kimi-linear"), ("h64-8kk", "h64-8k"), ("ling3", "ling-3")])
+def test_a_misspelt_model_or_shape_is_suggested(wrong, right):
+    assert f"'{wrong}' is not a known word. Did you mean '{right}'?" in run("--arch", "h100", wrong).stderr
+
+
 def test_a_wrong_combination_of_options_is_the_error_of_the_function():
     result = run("--arch", "h100", "given dt_bias")
     assert result.exit_code == 2 and "dt_bias must be left out unless use_gate_in_kernel=True" in result.stderr
@@ -117,8 +122,8 @@ def test_decoding_and_slots_are_explained_without_gradients(words):
     (only,) = found["calls"]
     assert code == 0 and not only["gradients"] and only["forward"]["backend"] == "triton"
     (planned,) = only["planned"]
-    said = "all that calls with a pool can launch" if "packed" in words else "one of these"
-    assert planned["kernels"] and planned["form"] == said
+    assert planned["form"] == ("all that calls with a pool can launch" if "packed" in words else "")
+    assert len(planned["kernels"]) == 1 or "packed" in words, "a step has one launch"
 
 
 def test_a_backend_can_be_named_here_as_in_the_call(monkeypatch):
