@@ -439,7 +439,8 @@ KIND: tuple[Requirement, ...] = (
     Requirement(
         "q.head_dim", "q", lambda c: "a tensor with K >= 1" if c.recurrent else f"a tensor with 1 <= K <= {MAX_K}",
         lambda c: when(c.K < 1 or not (c.recurrent or c.K <= MAX_K), f"K={c.K}"),
-        "Split the head into several; fused_recurrent_kda accepts K up to 1,024 on a GPU, any K on a CPU.",
+        "Build the model with more heads of fewer channels; fused_recurrent_kda accepts K up to 1,024 on a GPU, any K "
+        "on a CPU.",
     ),
     *(device_row(name, DEVICES.get(name, "on the device of q")) for name in ARGUMENTS[1:]),
     shape_row("k", "B T H K", "q and k share heads and head dim; only v, g and beta may have more heads."),

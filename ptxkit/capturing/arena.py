@@ -210,8 +210,9 @@ class Arena:
         return self._chunk, self._chunk.address + offset
 
     def _end(self, block: Block, _: Any) -> None:
-        """The last tensor in a block has ended.  This may interrupt any code, so it only notes that."""
-        block.freed, block.ends = SourceLine(sys._getframe(1)), None
+        """The last tensor in a block has ended.  This may interrupt any code, so it only notes that; at the end of the
+        program there is no code to interrupt."""
+        block.freed, block.ends = SourceLine(sys._getframe().f_back), None
         self._ended.append(block)
 
     def settle(self) -> None:

@@ -138,9 +138,7 @@ def lines(screen: Screen, found: dict[str, Explanation], verbose: bool) -> list[
 def taken(found: Explanation) -> str:
     """Return the backends of both directions."""
     forward = found.backend or "no backend accepts it"
-    if found.backward is None:
-        return forward
-    backward = found.backward.backend or "no backend"
+    backward = forward if found.backward is None else found.backward.backend or "no backend accepts it"
     return forward if forward == backward else f"forward {forward}, backward {backward}"
 
 

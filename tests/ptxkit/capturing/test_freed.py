@@ -1,6 +1,8 @@
 """Memory that was freed and is used, in kda's own calls as they could have been written and in small kernels."""
 
+import _thread
 import gc
+import time
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from kda.model.problem import Inputs
 from kda.parallel import operators
 from kda.tools.verify.cases import make_inputs
 from ptxkit import capture
+from ptxkit.capturing.arena import Arena
 from ptxkit.compile.code import entries
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.launch_list import part_of
@@ -228,3 +231,16 @@ CLEAN = [graph_with_memory_of_its_own, addresses_of_memory_that_lives, memory_th
 @pytest.mark.parametrize("program", CLEAN, ids=lambda program: program.__name__)
 def test_memory_that_somebody_holds_is_used_by_its_address(program, schedule):
     assert not findings(program, schedule=schedule)
+
+
+def test_a_tensor_that_ends_after_all_code_is_said_to_end_with_the_program():
+    """Python 3.12 lets go of some where no code runs any more; so does a thread that begins with `_end`."""
+    arena = Arena(0, lambda: 0, lambda: None)
+    x = arena.memory(64)
+    block = arena.block_at(x.data_ptr())
+    _thread.start_new_thread(arena._end, (block, None))
+    for _ in range(1000):
+        if block.freed is not None:
+            break
+        time.sleep(0.01)
+    assert str(block.freed) == "the end of the program"
