@@ -44,8 +44,9 @@ NO_LAUNCH = (
 @click.option("--schedules", type=Count(1), default=SCHEDULES, show_default=True,
               help="Orders of warps and copies under which each launch runs.")
 @click.option("--strict", is_flag=True, help="Rules that hardware tolerates count as findings, not as notes.")
-@click.option("--limit", type=Count(1), default=LIMIT, show_default=f"{LIMIT:,}",
-              help="Warp instructions after which a launch is given up: for loops that never end.")
+@click.option("--limit", type=Count(1), default=LIMIT,
+              help="Warp instructions after which a launch is given up: for loops that never end.  "
+                   f"[default: {LIMIT:,}]")
 @click.option("--mutants", is_flag=True, help="Weaken each synchronising instruction: is it noticed?")
 @click.option("--workers", type=Count(1), default=1, show_default=True, help="Processes for --mutants.")
 @click.option("--clock", is_flag=True, help="Predict the time of each launch, too.")

@@ -132,7 +132,7 @@ import sys
 import transformers.utils
 import transformers.utils.import_utils
 
-sys.modules["fla"] = None                                                # what is not replaced is transformers' torch code
+sys.modules["fla"] = None                                                # what is not replaced is torch code
 for module in (transformers.utils, transformers.utils.import_utils):     # it wants a newer `kernels` than there is
     module.is_kernels_available = lambda *versions: True
 from transformers.utils import kernel_config

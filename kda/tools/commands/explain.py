@@ -20,10 +20,16 @@ if TYPE_CHECKING:
     from kda.calls.rehearsal import Explanation
 
 WITHOUT, WITH = "without gradients", "with gradients"
+FUNCTIONS = ("chunk_kda", "fused_recurrent_kda", "decode_step")
+
+
+def completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names that a word may become, for a shell."""
+    return [name for name in (*FUNCTIONS, *MODELS, *SHAPES) if name.startswith(incomplete)]
 
 
 @click.command()
-@click.argument("words", metavar="WORDS...", nargs=-1, required=True)
+@click.argument("words", metavar="WORDS...", nargs=-1, required=True, shell_complete=completed)
 @click.option("--arch", type=ARCH, help="The GPU to ask about, an arch or a card.  [default: this machine]")
 @click.option("--backend", type=BACKEND, help="Name a backend, as in backend=...; left out, the fastest that accepts.")
 @click.option("--verbose", "-v", is_flag=True, help="Print the reasons of every direction.")

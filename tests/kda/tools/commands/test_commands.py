@@ -193,6 +193,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(arguments, say
     ("kda bench --shape tiny-", {"tiny-grouped", "tiny-packed"}),
     ("kda doctor cache.s", {"cache.stale"}),
     ("kda compile --model ki", {"kimi-linear", "kimi-k3"}),
+    ("kda explain ki", {"kimi-linear", "kimi-k3", "kimi-8k"}),
 ])
 def test_a_shell_completes_names(words, found):
     *_, last = words.split()
