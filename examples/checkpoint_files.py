@@ -84,7 +84,8 @@ def config_of(path: Path) -> dict[str, Any]:
     if not path.parent.is_dir():
         raise SystemExit(f"{path.parent} is no folder. Give the folder of a checkpoint.")
     if not path.is_file():
-        raise SystemExit(f"{path.parent} has no config.json, which says what the gate of its layers is.")
+        raise SystemExit(f"{path.parent} has no config.json, which says what the gate of its layers is. "
+                         "Copy it there, too.")
     config = json_of(path)
     text = config.get("text_config", config) if isinstance(config, dict) else config
     if not isinstance(text, dict) or not isinstance(text.get("model_type"), str):

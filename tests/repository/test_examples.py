@@ -221,7 +221,7 @@ def test_a_trained_model_is_converted_whole_and_every_other_tensor_stays_as_it_i
     assert len({read(folder).continued(b"The ", 8) for folder in (tmp_path, tmp_path / "fla")}) == 1
     config = json.loads((tmp_path / "config.json").read_text())
     for wrong, says in (
-        (None, f"{tmp_path} has no config.json, which says what the gate of its layers is."),
+        (None, f"{tmp_path} has no config.json, which says what the gate of its layers is. Copy it there, too."),
         ({"hidden_size": 64}, "must have a hidden size of 64, as config.json says; found 32. Copy both files"),
         ({"num_hidden_layers": 8}, "weights under 'blocks.5.mixes.'; found nothing."),
         ({"model_type": "llama"}, "found llama. Train one first."),
