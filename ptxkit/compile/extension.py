@@ -29,7 +29,7 @@ def module(name: str, source: Path, program: str, flags: Sequence[str], *parts: 
 
 def outdated(about: Mapping[str, Any]) -> str | None:
     """Return why the store's entry of such a module is stale; None if it may still be used."""
-    if "file" not in about:                  # of a version of this file that gave entries other keys
+    if "file" not in about:                  # an entry that an older version keyed otherwise
         return "other source"
     root, _, rest = about["file"].partition("/")
     try:
