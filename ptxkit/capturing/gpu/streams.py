@@ -41,6 +41,10 @@ class Stream:
     def synchronize(self) -> None:
         self.gpu.order.host_waits(self.gpu.order.reached(self.cuda_stream))
 
+    def is_capturing(self) -> bool:
+        """Return whether a CUDA graph records; every optimizer of torch asks before its step."""
+        return self.gpu.graph is not None
+
     def wait_event(self, event: Any) -> None:
         event.wait(self)
 

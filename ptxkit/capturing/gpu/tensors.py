@@ -41,8 +41,12 @@ class Tensors(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if current() is not self.gpu or knows(caller := sys._getframe(1)):
+        if current() is not self.gpu:
             return func(*args, **kwargs)
+        if knows(caller := sys._getframe(1)):  # it has no GPU to name: the program has named this one to it
+            wanted = kwargs.get("device")
+            named = wanted is not None and func in _device_constructors() and _kind(wanted) == "cuda"
+            return self.computed(func, args, kwargs) if named else func(*args, **kwargs)
         if func in READ_BY_THE_HOST:
             self.gpu.order.host_waits()
         if func in SEEN_BY_THE_HOST:

@@ -711,3 +711,11 @@ def test_sequences_of_a_cache_are_selected_beside_another_default_device():
     finally:
         torch.set_default_device(None)
     assert torch.equal(found, states[[2, 0]])
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("device", ["cuda", 0, torch.device("cuda", 0)], ids=["by name", "by number", "by device"])
+def test_a_layer_is_made_on_the_gpu_of_a_capture_that_its_maker_names(device):
+    with kda.simulator.capture(arch="sm_90a"):
+        layer = KimiDeltaAttention(64, 1, head_dim=32, device=device)
+        assert all(each.is_cuda for each in layer.parameters())

@@ -246,6 +246,20 @@ def test_streams_and_events_are_there(session):
     assert event.query() and stream.query() and not torch.cuda.is_current_stream_capturing()
 
 
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Muon])
+def test_an_optimizer_steps_on_the_gpu_as_on_the_cpu(session, kind):
+    def stepped(device):
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 12, device=device).view(3, 4))
+        optimizer = kind([weight], lr=0.1)
+        for _ in range(2):
+            weight.square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return weight.detach().cpu()
+
+    assert torch.equal(stepped("cuda"), stepped("cpu")) and not torch.cuda.current_stream().is_capturing()
+
+
 def test_memory_in_use_grows_with_tensors(session):
     before = torch.cuda.memory_allocated()
     x = torch.zeros(1 << 20, device="cuda")
@@ -276,7 +290,7 @@ def test_a_graph_runs_nothing_until_its_replay_and_then_what_it_captured(session
     x, y = torch.ones(32, device="cuda"), torch.zeros(32, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        assert torch.cuda.is_current_stream_capturing()
+        assert torch.cuda.is_current_stream_capturing() and torch.cuda.current_stream().is_capturing()
         scale(driver, x, 3.0)
         y.add_(x)
         out = y * 2
