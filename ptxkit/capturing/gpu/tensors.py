@@ -21,6 +21,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
+from torch.utils._pytree import tree_leaves
 
 from ..dlpack import Disguised, unmasked
 from .operators import Operators
@@ -229,6 +230,14 @@ def _reach(mode: Tensors, patches: Patches) -> None:
         if hasattr(BackwardCFunction, name):
             patches.put(BackwardCFunction, name, _with_mode(mode, getattr(BackwardCFunction, name)))
 
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    begin = hooks.__init__
+
+    def with_the_mode(self: Any, pack_hook: Callable, unpack_hook: Callable) -> None:
+        begin(self, _with_mode(mode, pack_hook), _with_mode(mode, unpack_hook))
+
+    patches.put(hooks, "__init__", with_the_mode)
+
     class PlacedType(type(torch._C.Generator)):    # type: ignore[misc]
         def __instancecheck__(cls, thing: Any) -> bool:
             return isinstance(thing, torch._C.Generator)
@@ -253,7 +262,7 @@ def _reach(mode: Tensors, patches: Patches) -> None:
         patches.answer(owner, {"from_dlpack": from_a_disguise})
     patches.put(torch.Tensor, "record_stream", _record_stream)                 # refused before a mode sees it
     default = {"get_default_device": lambda gpu: gpu.default_device or torch.device("cpu")}
-    patches.answer(torch, {"set_default_device": _set_default, **default})
+    patches.answer(torch, {"set_default_device": _set_default, "load": _load, **default})
 
 
 def _record_stream(x: torch.Tensor, stream: Any) -> None:
@@ -264,7 +273,19 @@ def _record_stream(x: torch.Tensor, stream: Any) -> None:
         block.recorded.add(stream.cuda_stream)
 
 
-_RECORD_STREAM = torch.Tensor.record_stream
+_RECORD_STREAM, _LOAD = torch.Tensor.record_stream, torch.load
+
+
+def _load(gpu: Gpu, file: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
+    """torch's own asks the GPU for memory, without a call that a mode sees."""
+    said = map_location.values() if isinstance(map_location, dict) else [map_location]
+    kinds = {_kind(each) for each in said if isinstance(each, str | int | torch.device)}
+    place = "cuda" if "cuda" in kinds else "cpu" if "cpu" in kinds else None
+    loaded = _LOAD(file, "cpu" if place == "cuda" else map_location, *args, **options)
+    for x in tree_leaves(loaded) if place in ("cuda", "cpu") else ():
+        if isinstance(x, torch.Tensor):
+            gpu.places[x] = place
+    return loaded
 
 
 def _set_default(gpu: Gpu, device: Any) -> None:

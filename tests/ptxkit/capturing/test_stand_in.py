@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import empty as empty_by_name
 
 from ptxkit.capturing import CaptureError, capture
@@ -258,6 +259,31 @@ def test_an_optimizer_steps_on_the_gpu_as_on_the_cpu(session, kind):
         return weight.detach().cpu()
 
     assert torch.equal(stepped("cuda"), stepped("cpu")) and not torch.cuda.current_stream().is_capturing()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_backward_computes_again_sees_the_gpu(session, reentrant):
+    layer = torch.nn.Sequential(torch.nn.Linear(4, 4, device="cuda"), torch.nn.LayerNorm(4, device="cuda"))
+    x, seen = torch.ones(2, 4, device="cuda", requires_grad=True), []
+
+    def part(x):
+        seen.append(x.is_cuda)
+        return layer(x)
+
+    again, = torch.autograd.grad(part(x).square().sum(), x)
+    torch.utils.checkpoint.checkpoint(part, x, use_reentrant=reentrant).square().sum().backward()
+    assert torch.equal(x.grad, again) and seen == [True] * 3
+
+
+@pytest.mark.parametrize(("location", "is_cuda"), [
+    ("cuda", True), (torch.device("cuda", 0), True), ("cpu", False), ({"cpu": "cuda:0"}, True),
+], ids=["cuda", "a device", "cpu", "a dict"])
+def test_a_file_of_tensors_is_loaded_to_where_the_program_says(session, tmp_path, location, is_cuda):
+    layer = torch.nn.Linear(3, 2, device="cuda")
+    torch.save({"model": layer.state_dict(), "step": 5}, tmp_path / "a.pt")
+    found = torch.load(tmp_path / "a.pt", map_location=location)
+    assert found["step"] == 5 and torch.equal(found["model"]["weight"], layer.weight)
+    assert {x.is_cuda for x in found["model"].values()} == {is_cuda}
 
 
 def test_memory_in_use_grows_with_tensors(session):
