@@ -116,7 +116,7 @@ def build(calls: list[str], backend: str) -> None:
     from ptxkit.compile import fetching
 
     with standing_in(host_of(backend)):
-        fetching.attempt_all([*dict.fromkeys(recipe for call in calls for recipe in recipes_of(call))])
+        fetching.fetch_all(dict.fromkeys(recipe for call in calls for recipe in recipes_of(call)))
 
 
 # ---- the parent
