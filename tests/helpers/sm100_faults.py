@@ -1,6 +1,6 @@
 """Faults planted into the Blackwell kernels, by the file of kda/backends that each stands in."""
 
-from kernel_faults import SPACE, faults, initialises
+from kernel_faults import QUEUE, SPACE, faults, initialises, with_the_case
 
 RESULTS = "            if i > 0:\n                self.store_results(x, shared, who, i - 1, chunk - 1, warp, thread)\n"
 ARRIVES = "            umma.fence_before_thread_sync()\n            X_THERE.arrive()\n"
@@ -346,22 +346,7 @@ BACKWARD = faults({"sm100/bwd/grads": {
     "a gate gains what a key loses": ("long", "wrong answer", "packed.negative(row[2])", "row[2]"),
 }})
 
-REVERSE = faults({"common/cute/grads/queue": {
-    "an item is added before dv and dh are in memory": (
-        "one grid", "race-read-write", "cute.arch.mbarrier_wait(s.stored + turn, before >> 1 & 1)", "pass", 2
-    ),
-    "the queue orders nothing": ("one grid", "race-write-read", 'sem="release"', 'sem="relaxed"', 2),
-    "the queue is read without an order": ("one grid", "race-write-read", 'sem="acquire"', 'sem="relaxed"', 2),
-    "items are computed in another order than walks add them": (
-        "one grid", "race-write-read or out-of-bounds", "if item < items:", "if item < 0:", 2
-    ),
-    "the first item that a walk adds is its last": (
-        "one grid", "race-read-write or race-write-read", "place.pairs - 1 - j) * x.HV", "j) * x.HV", 2
-    ),
-    "dh of an item of one tile comes over another one": (
-        "one grid", "out-of-bounds", "2 * pair + 1 < place.steps", "2 * pair < place.steps", 2
-    ),
-}, "sm100/bwd/reverse": {
+REVERSE = faults({"common/cute/grads/queue": with_the_case("one grid", QUEUE), "sm100/bwd/reverse": {
     "PUBLISH is told of dh before memory has it": (
         "one grid", "race-write-read", "wait_group(0)", "wait_group(0, read=True)", 2
     ),

@@ -2,7 +2,7 @@
 them."""
 
 from cute_calls import RAGGED
-from kernel_faults import SPACE, faults, initialises
+from kernel_faults import QUEUE, SPACE, faults, initialises, with_the_case
 from sm90_forms import ALONE, CUT, FEW, FLOAT32, FOUR, PAIR, REVERSE, SMALL, SOME, STREAM, TWO_KERNELS, Call, Form
 
 LONG = dict(V=64, T=390, HV=2)
@@ -59,27 +59,7 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "what a block passes on does not decay": (
         "gradients", "wrong answer", "flat[2][8 * b + j] * back[j // 2 % 2]", "flat[2][8 * b + j] * x.one"
     ),
-}, "common/cute/grads/queue": {
-    "an item is added before dv and dh are in memory": (
-        "gradients, one grid", "race-write-read", "cute.arch.mbarrier_wait(s.stored + turn, before >> 1 & 1)", "pass", 2
-    ),
-    "the queue orders nothing": ("gradients, one grid", "race-write-read", 'sem="release"', 'sem="relaxed"', 2),
-    "the queue is read without an order": (
-        "gradients, one grid", "race-write-read", 'sem="acquire"', 'sem="relaxed"', 2
-    ),
-    "items are computed in another order than walks add them": (
-        "gradients, one grid", "race-write-read or out-of-bounds", "if item < items:", "if item < 0:", 2
-    ),
-    "the first item that a walk adds is its last": (
-        "gradients, one grid", "race-read-write or race-write-read", "place.pairs - 1 - j) * x.HV", "j) * x.HV", 2
-    ),
-    "dh of an item of one tile comes over another one": (
-        "gradients, one grid", "out-of-bounds", "2 * pair + 1 < place.steps", "2 * pair < place.steps", 2
-    ),
-    "LOAD is not told where dh lies": (
-        "gradients, one grid", "out-of-bounds", "store(x.places_of_dh + item * len(places), places)", "pass", 2
-    ),
-}, "sm90/bwd/reverse": {
+}, "common/cute/grads/queue": with_the_case("gradients, one grid", QUEUE), "sm90/bwd/reverse": {
     "PUBLISH is told of dh before memory has it": (
         "gradients, one grid", "race-write-read", "wait_group(0)", "wait_group(0, read=True)", 2
     ),

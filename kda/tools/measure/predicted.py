@@ -379,8 +379,13 @@ def _is_table(launch: Any) -> bool:
 
 
 def _setting(chip: str, launch: Any, clusters: int) -> Setting:
-    """Return how a launch runs; tables of packed sequences run in full, since other kernels depend on their values."""
-    return Setting(chip, clusters, sms=SMS) if _is_table(launch) else Setting(chip, clusters, WAVES, SMS)
+    """Return how a launch runs; tables of packed sequences run in full, since other kernels depend on their values.
+    Where segments are walked back over, CTAs of the first may have nothing to do: SMs run some of the second, too."""
+    if _is_table(launch):
+        return Setting(chip, clusters, sms=SMS)
+    x, y, segments = launch.grid
+    walks_back = family_of(launch.kernel.name) == "walk" and segments > 1
+    return Setting(chip, clusters, WAVES, SMS + x * y if walks_back else SMS)
 
 
 def _joined(

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
+from kda.model.force import forcing
 from kda.tools.measure import predicted
 from kda.tools.measure.shapes import BenchShape
 from ptxkit.timing.clock import Setting
@@ -53,6 +54,15 @@ def test_a_packed_grid_counts_as_its_work_and_its_tables_run_in_full():
     batch = forward(BenchShape(H=2, B=2, T=128)).kernel("prepare").milliseconds
     read = 2 * 700 / 1.98e6
     assert batch < forward(packed).kernel("prepare").milliseconds < batch + read
+
+
+@pytest.mark.exhaustive
+def test_segments_are_walked_back_over_by_more_than_the_ctas_that_have_nothing_to_do():
+    """No dh enters the first segment's walk from one before it, so the first nine CTAs end at once."""
+    with forcing(segment_chunks=8, reverse=False):
+        step = predicted.predict("sm_100a", "b200", "sm100", BenchShape(T=512, H=9), step=True)
+    ahead, walk = (step.kernel("walk", backward=True, nth=n).clocks for n in (0, 1))
+    assert 0.5 * walk < ahead < walk
 
 
 @pytest.mark.exhaustive
