@@ -24,7 +24,6 @@ OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
 SHORTEST = 32                                # chunks of a segment
 WHOLE = 2                                    # chunks of 64 tokens are not cut
 NOT_KEPT = {Save.OWN: 0, Save.STATES: 1}     # how many of SavedBytes, from the first on, a backward makes again
-WALKING = 0.2                                # fraction of a grid's CTAs that walk as fast as the others make gradients
 WORTH_ONE_GRID = 512                         # items of grads: with fewer, those that walk are waited for
 COLUMNS = 64                                 # columns of a state or of M that a CTA has where sequences are cut
 
@@ -69,6 +68,7 @@ class Makers(NamedTuple):
     one_kernel: Callable[[Problem, int, int], Clusters] = lambda p, sms, chunks: NO_CLUSTERS   # uncut sequences
     fused: Callable[[Problem, Clusters, bool], KernelConfig | None] = lambda p, clusters, results: None
     reverse: Callable[[Problem, bool, Save], Any] = lambda p, cut, save: None  # walk and grads in one grid
+    walking: float = 1                       # fraction of a grid's CTAs, at least, that keep up with the others' gradients
     clusters: tuple[Clusters, ...] = ()      # every Clusters that one_kernel returns, but for the value of `sharing`
 
 
@@ -225,7 +225,7 @@ def reverse_of(make: Makers, p: Problem, cut: bool, grid: int, items: int, walks
     saved.  As many CTAs walk as keep up with grads, where dv and dh are read while L2 has them."""
     if not grid or not walks or (p.force.reverse is None and items < WORTH_ONE_GRID):
         return {}
-    rounds, odd = max(1, int(walks / (WALKING * grid))), p.packed or -(-p.T // C) % 2
+    rounds, odd = max(1, int(walks / (make.walking * grid))), p.packed or -(-p.T // C) % 2
     spare = 2 * p.N * p.HV * COLUMNS * p.V if p.K > COLUMNS and odd else 0
     walkers = min(p.force.walkers or -(-walks // rounds), walks, grid)
     return {save: Reverse(config, spare, grid, walks, walkers) for save, config in in_one_grid(make, p, cut).items()}

@@ -232,6 +232,7 @@ TRAINING = shared.Makers(
     carry_back=lambda p, alone: WalkConfig(p.packed, "carry", False, "float32", False, K=p.K, V=p.V),
     grads=grads_config,
     reverse=reverse_config,
+    walking=0.2,
     one_kernel=one_kernel_that_keeps,
     fused=keeping_config,
     clusters=(PAIRS,),

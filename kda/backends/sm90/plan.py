@@ -87,6 +87,7 @@ TRAINING = shared.Makers(
     ),
     grads=grads_config,
     reverse=reverse_config,
+    walking=0.23,
     one_kernel=one_kernel_that_keeps,
     fused=keeping_config,
     clusters=CLUSTERS_OF_ONE,

@@ -118,9 +118,10 @@ def test_the_second_half_of_dh_of_a_last_tile_lies_behind_all_tiles(words, halve
 
 
 @pytest.mark.parametrize(("words", "walkers"), [
-    ("T=8192 H=64", 32), ("T=8192 H=96", 32), ("T=8192 H=32", 32), ("T=8192 H=128", 32), ("T=8192 N=8 packed H=64", 27),
+    ("T=8192 H=64", 32), ("T=8192 H=96", 32), ("T=8192 H=32", 32), ("T=8192 H=128", 32), ("T=8192 N=8 packed H=64", 32),
+    ("T=8192 H=80", 40), ("T=8192 H=54", 54),
 ])
-def test_about_a_fifth_of_the_SMs_walk(words, walkers):
+def test_so_many_CTAs_walk_that_the_others_do_not_wait(words, walkers):
     found = planned(words, reverse=True, segment_chunks=0).reverse[Save.OWN]
     assert (found.grid, found.walkers) == (132, walkers)
 
