@@ -68,7 +68,7 @@ class Makers(NamedTuple):
     one_kernel: Callable[[Problem, int, int], Clusters] = lambda p, sms, chunks: NO_CLUSTERS   # uncut sequences
     fused: Callable[[Problem, Clusters, bool], KernelConfig | None] = lambda p, clusters, results: None
     reverse: Callable[[Problem, bool, Save], Any] = lambda p, cut, save: None  # walk and grads in one grid
-    walking: float = 1                       # fraction of a grid's CTAs, at least, that keep up with the others' gradients
+    walking: float = 1                       # fraction of a grid's CTAs, at least, that walk beside gradients
     clusters: tuple[Clusters, ...] = ()      # every Clusters that one_kernel returns, but for the value of `sharing`
 
 
