@@ -32,6 +32,7 @@ from ..common.cute.configs import (
 from ..common.cute.fields import Struct, StructField, array, several
 from ..common.cute.tile import OF_BLOCKS, PITCH_A, PITCH_INVERSE, SUM_CHANNELS, SUMS_OF_BLOCKS, WARPS, C
 from ..common.cute.training import (
+    LOAD,
     LOAD_WARPS,
     TOKENS,
     ChainArguments,
@@ -704,6 +705,16 @@ class GradsConfig(GradsOptions):
     def launch_options(self) -> dict[str, int]:  # type: ignore[override]
         """Without the carve-out the DSL asks the driver."""
         return {"min_blocks_per_mp": 2, "preferred_smem_carveout": 100} if self.ctas > 1 else {"min_blocks_per_mp": 1}
+
+    @property
+    def panels_meet(self) -> NamedBarrier:
+        """For each of both warpgroups, and what they tell each other in turns: 128 arrive, 128 wait."""
+        return NamedBarrier("PANELS", 5, 32 * self.math_warps, ids_per_group=1)
+
+    @property
+    def meetings(self) -> tuple[Meeting, ...]:
+        says = "G is there; it was read; partial sums are there; they were read"
+        return Meeting(self.panels_meet if self.panels > 1 else self.math, "MATH", says), Meeting(LOAD, "LOAD", "rows are there")
 
     @cached_property
     def struct(self) -> Struct:

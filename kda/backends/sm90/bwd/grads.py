@@ -27,6 +27,7 @@ With blocks of 8 tokens, or one gate per head, MATH has 240 registers and LOAD 2
   of K = V = 64 3 x 8, 2 x 8, 2 x 24 and 16, of which two CTAs fit on an SM
 """
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
@@ -34,15 +35,18 @@ from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind
 
 from ...common.cute import fast
 from ...common.cute.barriers import initialise
-from ...common.cute.copies import allocate
+from ...common.cute.copies import allocate, load, store
 from ...common.cute.entry import Entry
 from ...common.cute.grads.load import Loader, place_of, there_is, tile_at
-from ...common.cute.grads.places import HALVES, STEPS
+from ...common.cute.grads.places import EACH, HALVES, STEPS
 from ...common.cute.grads.rows import GradRows
-from ...common.cute.training import CHANNELS, TOKENS
+from ...common.cute.training import CHANNELS, STEP, TOKEN_FACTORS, TOKENS
 from ..configs import GradsConfig
 from ..parts.state import register_mma
 from ..parts.wgmma import accumulator, issue, view, wide_view
+
+
+MADE_G, READ_G, MADE_SUMS, READ_SUMS = range(4)         # what MATH's warpgroups tell each other
 
 
 def product_mma(of_a=OperandMajorMode.K):
@@ -80,9 +84,11 @@ class Math(GradRows):
     def run(self, x, s):
         """From item to item, until no item is left."""
         i = Int32(0)
+        self.tell(READ_SUMS)                                                   # there are none yet
         while there_is(s, i):
             self.item(x, s, place_of(s, i), i)
             i += 1
+        self.hear(READ_SUMS)
 
     def ask_again(self, s, i, place, channel):
         """Return where the item lies out of shared memory: from its beginning on, registers would be spilled for it."""
@@ -106,9 +112,11 @@ class Math(GradRows):
         warpgroup.commit_group()
         parameters = self.gate.parameters(x, place[1], channel)                # products hide these loads
         warpgroup.wait_group(1)
+        self.hear(READ_SUMS)
         for n in range(len(G)):
             self.store_G(s, G[n], first + n)
         cute.arch.fence_proxy("async.shared", space="cta")
+        self.tell(MADE_G)
 
         cute.arch.mbarrier_wait(s.rows_full + (i & 1), i >> 1 & 1)
         gates = self.gate.of_channels(*parameters)
@@ -122,9 +130,78 @@ class Math(GradRows):
         self.give_back(s.values_empty)
         self.enter_up(up1, up2, ratio)
         through = self.enter_down(down, Kd, ratio, through_state)
-        self.warps.sync()                                                      # G is there
+        self.hear(MADE_G)
         self.sweeps(x, s, up1, up2, down, Qu, Ku, Kd, ratio)
+        self.tell(READ_G)
         self.finish(x, s, place, i, channel, rows, of_tokens, powers, through, up1, up2, down, Qu, Ku, Kd)
+
+    def finish(
+        self, x, s, place, i, channel, rows, of_tokens, powers, through, up1, up2, down, Qu, Ku, Kd
+    ):
+        """From accumulators to results, in the place of the item's rows.  Warps tell each other what they have done
+        long before others wait for it."""
+        gains, (to, sums) = self.gains_and_sums(x, s, of_tokens, powers, up1, up2, down, Qu, Ku, Kd)
+        place, channel = self.ask_again(s, i, place, channel)
+        # from L1 again: from the item's beginning on, registers would be spilled for them
+        parameters, logit = self.gate.parameters(x, place[1], channel), self.logit_of_beta(x, *place[1:])
+        shares = [self.over_channels(of_lane) for of_lane in sums]
+        self.hear(READ_G)
+        for n in range(len(shares)):
+            store(to + n * TOKENS, shares[n])
+        if not self.c.per_head:
+            self.tell(MADE_SUMS)
+        gates = self.gate.of_channels(*parameters)
+        self.store_dg(x, s, place, rows[-1], gains, gates, through, channel)
+        if self.c.per_head:
+            self.tell(MADE_SUMS)
+        self.hear(MADE_SUMS)
+        self.store_sums(x, s, i, logit, *place[1:])
+        projected = self.projected(s, i) if self.c.norm else []
+        self.tell(READ_SUMS)
+        self.store_dq_dk(x, projected, rows, of_tokens, powers, up1, up2, down)
+        self.give_back(s.rows_done + (i & 1))
+
+    @cute.jit
+    def store_sums(self, x, s, i, logit, head, begin, tokens):
+        """Stores dbeta, and dg of a gate per head."""
+        token = self.thread() - TOKENS
+        if token >= 0 and token < cutlass.min(tokens, TOKENS):
+            self.store_dbeta(x, s, i, token, s.through_b[token], logit, head, begin)
+        if cutlass.const_expr(self.c.per_head):
+            self.store_dg_of_heads(x, s, head, begin, tokens)
+
+    @cute.jit
+    def projected(self, s, i):
+        """qn . dqn / |q|^2 and kn . dkn / |k|^2 of four neighbours among all tokens' of q, then of k: a warp's lanes
+        have all of them."""
+        lane = self.lane()
+        partial, total = cute.recast_ptr(s.G, dtype=Float32) + EACH * lane, [Float32(0.0)] * EACH
+        for w in cutlass.range_constexpr(self.c.math_warps):
+            each = load(partial + w * (len(self.c.sums) * TOKENS), EACH)
+            for t in cutlass.range_constexpr(EACH):
+                total[t] = total[t] + each[t]
+        through_b = load(s.through_b + (EACH * lane & TOKENS - 1), EACH)
+        factor = load(s.of_tokens + ((i & 1) * (TOKEN_FACTORS * TOKENS) + EACH * lane), EACH)
+        for t in cutlass.range_constexpr(EACH):
+            total[t] = total[t] + (through_b[t] if lane >= TOKENS // EACH else Float32(0.0))
+            total[t] = total[t] * factor[t] * factor[t]
+        return total
+
+    def projections_of_step(self, projected, n: int, b: int):
+        lane = (self.lane() & 3) + (n * TOKENS + STEP * b) // EACH
+        return [cute.arch.shuffle_sync(y, lane) for y in projected]
+
+    def tell(self, what: int):
+        """Tell the other warpgroup that this one has done it; before the next, `hear` of the same."""
+        if self.c.panels > 1:
+            self.c.panels_meet.arrive(2 * (what & 1) + (self.panel() ^ 1))
+
+    def hear(self, what: int):
+        """Wait until all of MATH have."""
+        if self.c.panels > 1:
+            self.c.panels_meet.sync(2 * (what & 1) + self.panel())
+        else:
+            self.warps.sync()
 
     def own_channels(self, states):
         """(64, V) of a state that lies as (V, K)."""

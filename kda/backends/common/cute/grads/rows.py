@@ -130,7 +130,7 @@ class GradRows:
         self.refresh(s)
         if self.c.per_head:
             self.store_dg_of_heads(x, s, *place[1:])
-        self.store_dq_dk(x, s, rows, of_tokens, powers, up1, up2, down)
+        self.store_dq_dk(x, self.projections(s), rows, of_tokens, powers, up1, up2, down)
         self.give_back(s.rows_done + (i & 1))
 
     def own_matrices(self):
@@ -378,15 +378,20 @@ class GradRows:
                 total += through_b if of_k else Float32(0.0)
                 s.projected[thread] = total * factor * factor
             if of_k and token < tokens:
-                element = (begin + token) * x.HV + head
-                over_K = self.over_warps(s, self.c.sums.index("b") * TOKENS + token)
-                b_db = Float32(0.5) * (over_K + through_b)
-                if cutlass.const_expr(self.c.beta == "given"):
-                    b = s.of_tokens[((i & 1) * TOKEN_FACTORS + B) * TOKENS + token]
-                    db = (over_K if b == SMALLEST_B else b_db) * fast.reciprocal(b)
-                else:
-                    db = b_db * fast.sigmoid(-logit)
-                store(x.dbeta + element, [db])
+                self.store_dbeta(x, s, i, token, through_b, logit, head, begin)
+
+    @cute.jit
+    def store_dbeta(self, x, s, i, token, through_b, logit, head, begin):
+        """dbeta of a token, by one thread."""
+        element = (begin + token) * x.HV + head
+        over_K = self.over_warps(s, self.c.sums.index("b") * TOKENS + token)
+        b_db = Float32(0.5) * (over_K + through_b)
+        if cutlass.const_expr(self.c.beta == "given"):
+            b = s.of_tokens[((i & 1) * TOKEN_FACTORS + B) * TOKENS + token]
+            db = (over_K if b == SMALLEST_B else b_db) * fast.reciprocal(b)
+        else:
+            db = b_db * fast.sigmoid(-logit)
+        store(x.dbeta + element, [db])
 
     def over_warps(self, s, place):
         """The sum over all channels that stands at `place` of each warp's."""
@@ -472,9 +477,9 @@ class GradRows:
                 total += s.dg_of_warps[w * TOKENS + thread]
             store(x.dg + ((begin + thread) * x.HV + head), [total])
 
-    def store_dq_dk(self, x, s, rows, of_tokens, powers, up1, up2, down):
+    def store_dq_dk(self, x, projected, rows, of_tokens, powers, up1, up2, down):
         """Less what points along q and k, into the place of those."""
-        projected, flat = s.projected + EACH * (self.lane() & 3), [cute.coalesce(acc) for acc in (up1, up2, down)]
+        flat = [cute.coalesce(acc) for acc in (up1, up2, down)]
         for b in range(STEPS):
             factors, of_step = self.factors(x, of_tokens, b), powers[8 * b : 8 * b + 8]
             for r in range(HALVES):
@@ -484,9 +489,17 @@ class GradRows:
             for n in range(2):
                 found = [flat[2 * n][8 * b + j] for j in range(8)]
                 if self.c.norm:
-                    y, along = raw(rows[n], b), load(projected + (n * TOKENS + STEP * b), EACH)
+                    y, along = raw(rows[n], b), self.projections_of_step(projected, n, b)
                     for r in range(HALVES):
                         for t in range(EACH):
                             j = at_element(0, r, t)
                             found[j] = found[j] - y[j] * along[t]
                 store_matrices(rows[n] + b * (STEP * 64), words_of(found), transposed=True)
+
+    def projections(self, s):
+        """Where what `project` found lies, for a lane."""
+        return s.projected + EACH * (self.lane() & 3)
+
+    def projections_of_step(self, projected, n: int, b: int):
+        """Return those of a lane's tokens of step b, of q (n = 0) or k."""
+        return load(projected + (n * TOKENS + STEP * b), EACH)
