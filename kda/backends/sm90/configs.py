@@ -32,7 +32,6 @@ from ..common.cute.configs import (
 from ..common.cute.fields import Struct, StructField, array, several
 from ..common.cute.tile import OF_BLOCKS, PITCH_A, PITCH_INVERSE, SUM_CHANNELS, SUMS_OF_BLOCKS, WARPS, C
 from ..common.cute.training import (
-    LOAD,
     LOAD_WARPS,
     TOKENS,
     ChainArguments,
@@ -712,9 +711,18 @@ class GradsConfig(GradsOptions):
         return NamedBarrier("PANELS", 5, 32 * self.math_warps, ids_per_group=1)
 
     @property
+    def panel_meets(self) -> NamedBarrier:
+        """For each warpgroup."""
+        return NamedBarrier("PANEL", 9, 2 * TOKENS, ids_per_group=1)
+
+    @property
     def meetings(self) -> tuple[Meeting, ...]:
         says = "G is there; it was read; partial sums are there; they were read"
-        return Meeting(self.panels_meet if self.panels > 1 else self.math, "MATH", says), Meeting(LOAD, "LOAD", "rows are there")
+        return (
+            Meeting(self.panels_meet if self.panels > 1 else self.math, "MATH", says),
+            Meeting(self.panel_meets, "MATH", "projections are there"),
+            super().meetings[-1],
+        )
 
     @cached_property
     def struct(self) -> Struct:

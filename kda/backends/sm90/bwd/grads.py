@@ -35,16 +35,15 @@ from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind
 
 from ...common.cute import fast
 from ...common.cute.barriers import initialise
-from ...common.cute.copies import allocate, load, store
+from ...common.cute.copies import allocate, store
 from ...common.cute.entry import Entry
 from ...common.cute.grads.load import Loader, place_of, there_is, tile_at
 from ...common.cute.grads.places import EACH, HALVES, STEPS
 from ...common.cute.grads.rows import GradRows
-from ...common.cute.training import CHANNELS, STEP, TOKEN_FACTORS, TOKENS
+from ...common.cute.training import CHANNELS, TOKEN_FACTORS, TOKENS
 from ..configs import GradsConfig
 from ..parts.state import register_mma
 from ..parts.wgmma import accumulator, issue, view, wide_view
-
 
 MADE_G, READ_G, MADE_SUMS, READ_SUMS = range(4)         # what MATH's warpgroups tell each other
 
@@ -155,51 +154,47 @@ class Math(GradRows):
         if self.c.per_head:
             self.tell(MADE_SUMS)
         self.hear(MADE_SUMS)
-        self.store_sums(x, s, i, logit, *place[1:])
-        projected = self.projected(s, i) if self.c.norm else []
+        self.project(x, s, i, logit, *place[1:])
+        if self.c.per_head:
+            self.store_dg_of_heads(x, s, *place[1:])
         self.tell(READ_SUMS)
-        self.store_dq_dk(x, projected, rows, of_tokens, powers, up1, up2, down)
+        self.c.panel_meets.sync(self.panel_again())                            # projections are there
+        self.store_dq_dk(x, self.projections(s), rows, of_tokens, powers, up1, up2, down)
         self.give_back(s.rows_done + (i & 1))
 
     @cute.jit
-    def store_sums(self, x, s, i, logit, head, begin, tokens):
-        """Stores dbeta, and dg of a gate per head."""
-        token = self.thread() - TOKENS
+    def project(self, x, s, i, logit, head, begin, tokens):
+        """As GradRows does, by each warpgroup for itself; the first stores dbeta."""
+        thread, token = self.thread() & 2 * TOKENS - 1, self.thread() - TOKENS
+        through_b = s.through_b[thread & TOKENS - 1]
+        if cutlass.const_expr(self.c.norm):
+            factor = s.of_tokens[(i & 1) * (TOKEN_FACTORS * TOKENS) + thread]
+            total = self.over_warps(s, thread)
+            total += through_b if thread >= TOKENS else Float32(0.0)
+            self.own_projected(s)[thread] = total * factor * factor
         if token >= 0 and token < cutlass.min(tokens, TOKENS):
-            self.store_dbeta(x, s, i, token, s.through_b[token], logit, head, begin)
-        if cutlass.const_expr(self.c.per_head):
-            self.store_dg_of_heads(x, s, head, begin, tokens)
+            self.store_dbeta(x, s, i, token, through_b, logit, head, begin)
 
-    @cute.jit
-    def projected(self, s, i):
-        """qn . dqn / |q|^2 and kn . dkn / |k|^2 of four neighbours among all tokens' of q, then of k: a warp's lanes
-        have all of them."""
-        lane = self.lane()
-        partial, total = cute.recast_ptr(s.G, dtype=Float32) + EACH * lane, [Float32(0.0)] * EACH
-        for w in cutlass.range_constexpr(self.c.math_warps):
-            each = load(partial + w * (len(self.c.sums) * TOKENS), EACH)
-            for t in cutlass.range_constexpr(EACH):
-                total[t] = total[t] + each[t]
-        through_b = load(s.through_b + (EACH * lane & TOKENS - 1), EACH)
-        factor = load(s.of_tokens + ((i & 1) * (TOKEN_FACTORS * TOKENS) + EACH * lane), EACH)
-        for t in cutlass.range_constexpr(EACH):
-            total[t] = total[t] + (through_b[t] if lane >= TOKENS // EACH else Float32(0.0))
-            total[t] = total[t] * factor[t] * factor[t]
-        return total
+    def own_projected(self, s):
+        """Where a warpgroup has projections: behind partial sums, in what it alone overwrites with G."""
+        behind = self.c.math_warps * len(self.c.sums) * TOKENS
+        return cute.recast_ptr(s.G, dtype=Float32) + (self.panel_again() * (TOKENS * TOKENS // 2) + behind)
 
-    def projections_of_step(self, projected, n: int, b: int):
-        lane = (self.lane() & 3) + (n * TOKENS + STEP * b) // EACH
-        return [cute.arch.shuffle_sync(y, lane) for y in projected]
+    def projections(self, s):
+        return self.own_projected(s) + EACH * (self.lane() & 3)
+
+    def panel_again(self):
+        return self.thread() // (2 * TOKENS)
 
     def tell(self, what: int):
         """Tell the other warpgroup that this one has done it; before the next, `hear` of the same."""
         if self.c.panels > 1:
-            self.c.panels_meet.arrive(2 * (what & 1) + (self.panel() ^ 1))
+            self.c.panels_meet.arrive(2 * (what & 1) + (self.panel_again() ^ 1))
 
     def hear(self, what: int):
         """Wait until all of MATH have."""
         if self.c.panels > 1:
-            self.c.panels_meet.sync(2 * (what & 1) + self.panel())
+            self.c.panels_meet.sync(2 * (what & 1) + self.panel_again())
         else:
             self.warps.sync()
 
