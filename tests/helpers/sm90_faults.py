@@ -45,7 +45,18 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "two kernels", "race-write-read", "        FIRST_FOUR.sync()", "        pass"
     ),
 }, "sm90/bwd/grads": {
-    "G is read before it is there": ("gradients", "race-write-read", f"self.warps.sync(){54 * SPACE}# G is there"),
+    "G is read before it is there": ("gradients", "race-write-read", "self.hear(MADE_G)", "pass"),
+    "partial sums overwrite G that is read": ("gradients", "race-read-write", "self.hear(READ_G)", "pass"),
+    "partial sums are read before they are there": ("gradients", "race-write-read", "self.hear(MADE_SUMS)", "pass"),
+    "G overwrites partial sums that are read": (
+        "gradients", "race-read-write", "self.hear(READ_SUMS)\n        for", "for"
+    ),
+    "projections are read before they are there": (
+        "gradients", "race-write-read", "self.c.panel_meets.sync(self.panel_again())", "pass"
+    ),
+    "both warpgroups project to one place": (
+        "gradients", "race-write-write", "(self.panel_again() * (TOKENS * TOKENS // 2) + behind)", "behind"
+    ),
     "the product does not see G": (
         "gradients", "proxy", 'first + n)\n        cute.arch.fence_proxy("async.shared", space="cta")', "first + n)"
     ),
@@ -430,7 +441,7 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     ),
 }, "common/cute/grads/rows": {
     "partial sums overwrite G that is read": (
-        "gradients", "race-read-write", f"self.warps.sync(){54 * SPACE}# G was read"
+        "gradients, 64 channels", "race-read-write", f"self.warps.sync(){54 * SPACE}# G was read"
     ),
     "a token's own dv counts": ("gradients", "wrong answer", "STEP * part - n - EACH", "STEP * part - EACH"),
     "later blocks of tokens count": (

@@ -717,12 +717,11 @@ class GradsConfig(GradsOptions):
 
     @property
     def meetings(self) -> tuple[Meeting, ...]:
+        if self.panels == 1:
+            return super().meetings
         says = "G is there; it was read; partial sums are there; they were read"
-        return (
-            Meeting(self.panels_meet if self.panels > 1 else self.math, "MATH", says),
-            Meeting(self.panel_meets, "MATH", "projections are there"),
-            super().meetings[-1],
-        )
+        both, own = Meeting(self.panels_meet, "MATH", says), Meeting(self.panel_meets, "MATH", "projections are there")
+        return both, own, super().meetings[-1]
 
     @cached_property
     def struct(self) -> Struct:

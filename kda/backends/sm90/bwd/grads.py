@@ -137,8 +137,12 @@ class Math(GradRows):
     def finish(
         self, x, s, place, i, channel, rows, of_tokens, powers, through, up1, up2, down, Qu, Ku, Kd
     ):
-        """From accumulators to results, in the place of the item's rows.  Warps tell each other what they have done
-        long before others wait for it."""
+        """From accumulators to results, in the place of the item's rows.  Warpgroups tell each other what they have
+        done long before the other waits for it."""
+        if self.c.panels == 1:
+            return super().finish(
+                x, s, place, i, channel, rows, of_tokens, powers, through, up1, up2, down, Qu, Ku, Kd
+            )
         gains, (to, sums) = self.gains_and_sums(x, s, of_tokens, powers, up1, up2, down, Qu, Ku, Kd)
         place, channel = self.ask_again(s, i, place, channel)
         # from L1 again: from the item's beginning on, registers would be spilled for them
@@ -154,17 +158,18 @@ class Math(GradRows):
         if self.c.per_head:
             self.tell(MADE_SUMS)
         self.hear(MADE_SUMS)
-        self.project(x, s, i, logit, *place[1:])
+        self.project_apart(x, s, i, logit, *place[1:])
         if self.c.per_head:
             self.store_dg_of_heads(x, s, *place[1:])
         self.tell(READ_SUMS)
         self.c.panel_meets.sync(self.panel_again())                            # projections are there
         self.store_dq_dk(x, self.projections(s), rows, of_tokens, powers, up1, up2, down)
         self.give_back(s.rows_done + (i & 1))
+        return None
 
     @cute.jit
-    def project(self, x, s, i, logit, head, begin, tokens):
-        """As GradRows does, by each warpgroup for itself; the first stores dbeta."""
+    def project_apart(self, x, s, i, logit, head, begin, tokens):
+        """What `project` does, by each warpgroup for itself; the first stores dbeta."""
         thread, token = self.thread() & 2 * TOKENS - 1, self.thread() - TOKENS
         through_b = s.through_b[thread & TOKENS - 1]
         if cutlass.const_expr(self.c.norm):
@@ -181,6 +186,8 @@ class Math(GradRows):
         return cute.recast_ptr(s.G, dtype=Float32) + (self.panel_again() * (TOKENS * TOKENS // 2) + behind)
 
     def projections(self, s):
+        if self.c.panels == 1:
+            return super().projections(s)
         return self.own_projected(s) + EACH * (self.lane() & 3)
 
     def panel_again(self):
@@ -192,10 +199,10 @@ class Math(GradRows):
             self.c.panels_meet.arrive(2 * (what & 1) + (self.panel_again() ^ 1))
 
     def hear(self, what: int):
-        """Wait until all of MATH have."""
+        """Wait until both have; what one alone waits for but G is in `GradRows.finish`."""
         if self.c.panels > 1:
             self.c.panels_meet.sync(2 * (what & 1) + self.panel_again())
-        else:
+        elif what == MADE_G:
             self.warps.sync()
 
     def own_channels(self, states):
