@@ -48,14 +48,12 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "G is read before it is there": ("gradients", "race-write-read", "self.hear(MADE_G)", "pass"),
     "partial sums overwrite G that is read": ("gradients", "race-read-write", "self.hear(READ_G)", "pass"),
     "partial sums are read before they are there": ("gradients", "race-write-read", "self.hear(MADE_SUMS)", "pass"),
-    "G overwrites partial sums that are read": (
-        "gradients", "race-read-write", "self.hear(READ_SUMS)\n        for", "for"
-    ),
+    "G overwrites partial sums that are read": ("gradients", "barrier", "self.hear(READ_SUMS)\n        for", "for"),
     "projections are read before they are there": (
         "gradients", "race-write-read", "self.c.panel_meets.sync(self.panel_again())", "pass"
     ),
     "both warpgroups project to one place": (
-        "gradients", "race-write-write", "(self.panel_again() * (TOKENS * TOKENS // 2) + behind)", "behind"
+        "gradients", "race-write-read", "(self.panel_again() * (TOKENS * TOKENS // 2) + behind)", "behind"
     ),
     "the product does not see G": (
         "gradients", "proxy", 'first + n)\n        cute.arch.fence_proxy("async.shared", space="cta")', "first + n)"
