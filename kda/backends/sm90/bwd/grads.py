@@ -163,7 +163,7 @@ class Math(GradRows):
             self.store_dg_of_heads(x, s, *place[1:])
         self.tell(READ_SUMS)
         self.c.panel_meets.sync(self.panel_again())                            # projections are there
-        self.store_dq_dk(x, self.projections(s), rows, of_tokens, powers, up1, up2, down)
+        self.store_dq_dk(x, s, rows, of_tokens, powers, up1, up2, down)
         self.give_back(s.rows_done + (i & 1))
         return None
 

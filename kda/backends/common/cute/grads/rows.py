@@ -130,7 +130,7 @@ class GradRows:
         self.refresh(s)
         if self.c.per_head:
             self.store_dg_of_heads(x, s, *place[1:])
-        self.store_dq_dk(x, self.projections(s), rows, of_tokens, powers, up1, up2, down)
+        self.store_dq_dk(x, s, rows, of_tokens, powers, up1, up2, down)
         self.give_back(s.rows_done + (i & 1))
 
     def own_matrices(self):
@@ -477,9 +477,9 @@ class GradRows:
                 total += s.dg_of_warps[w * TOKENS + thread]
             store(x.dg + ((begin + thread) * x.HV + head), [total])
 
-    def store_dq_dk(self, x, projected, rows, of_tokens, powers, up1, up2, down):
+    def store_dq_dk(self, x, s, rows, of_tokens, powers, up1, up2, down):
         """Less what points along q and k, into the place of those."""
-        flat = [cute.coalesce(acc) for acc in (up1, up2, down)]
+        projected, flat = self.projections(s), [cute.coalesce(acc) for acc in (up1, up2, down)]
         for b in range(STEPS):
             factors, of_step = self.factors(x, of_tokens, b), powers[8 * b : 8 * b + 8]
             for r in range(HALVES):
@@ -489,7 +489,7 @@ class GradRows:
             for n in range(2):
                 found = [flat[2 * n][8 * b + j] for j in range(8)]
                 if self.c.norm:
-                    y, along = raw(rows[n], b), self.projections_of_step(projected, n, b)
+                    y, along = raw(rows[n], b), load(projected + (n * TOKENS + STEP * b), EACH)
                     for r in range(HALVES):
                         for t in range(EACH):
                             j = at_element(0, r, t)
@@ -499,7 +499,3 @@ class GradRows:
     def projections(self, s):
         """Where what `project` found lies, for a lane."""
         return s.projected + EACH * (self.lane() & 3)
-
-    def projections_of_step(self, projected, n: int, b: int):
-        """Return those of a lane's tokens of step b, of q (n = 0) or k."""
-        return load(projected + (n * TOKENS + STEP * b), EACH)
