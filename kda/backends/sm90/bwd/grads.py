@@ -231,30 +231,44 @@ class Math(GradRows):
             columns = view(G, SmemLayoutAtomKind.MN_SW128, (TOKENS, TOKENS), (1, 0))
             lying.append(mma.make_fragment_B(mma.get_slice(0).partition_B(rows)))
             stood.append(mma_down.make_fragment_B(mma_down.get_slice(0).partition_B(columns)))
-        flat = [cute.coalesce(acc) for acc in (up1, up2, down)]
-        for n in range(self.blocks):
-            last = self.blocks - 1 - n
-            of_keys, of_q, of_k = self.block_of(Kd, n), self.block_of(Qu, last), self.block_of(Ku, last)
+        last, blocks = self.blocks - 1, range(self.blocks)
+
+        def issue_up(n: int):
+            of_keys = self.block_of(Kd, n)
             warpgroup.fence()
             self.issue_block(mma, up1, of_keys, lying[0], n)
             self.issue_block(mma, up2, of_keys, lying[1], n)
-            self.issue_block(mma_down, down, of_q, stood[0], last)
-            self.issue_block(mma_down, down, of_k, stood[1], last)
             warpgroup.commit_group()
-            warpgroup.wait_group(0)
-            # All of each accumulator, what is done times 1: of one that changed in part ptxas makes another, and then
-            # every product waits for the one before.
-            if n + 1 < self.blocks:
-                for b in range(STEPS):
-                    blocks = range(b * self.each, (b + 1) * self.each)
-                    onward, back = [], []
-                    for r in range(HALVES):
-                        onward.append(self.of_lane([ratio[r][n + 1] if n < block else x.one for block in blocks]))
-                        back.append(self.of_lane([ratio[r][last] if block < last else x.one for block in blocks]))
-                    for j in range(8):
-                        flat[0][8 * b + j] = flat[0][8 * b + j] * onward[j // 2 % 2]
-                        flat[1][8 * b + j] = flat[1][8 * b + j] * onward[j // 2 % 2]
-                        flat[2][8 * b + j] = flat[2][8 * b + j] * back[j // 2 % 2]
+
+        def issue_down(n: int):
+            of_q, of_k = self.block_of(Qu, n), self.block_of(Ku, n)
+            warpgroup.fence()
+            self.issue_block(mma_down, down, of_q, stood[0], n)
+            self.issue_block(mma_down, down, of_k, stood[1], n)
+            warpgroup.commit_group()
+
+        issue_up(0)
+        issue_down(last)
+        for n in range(last):                                             # each rescaled beside the other's product
+            onward = [[ratio[r][n + 1] if n < block else x.one for block in blocks] for r in range(HALVES)]
+            back = [[ratio[r][last - n] if block < last - n else x.one for block in blocks] for r in range(HALVES)]
+            warpgroup.wait_group(1)
+            self.times_blocks(up1, onward)
+            self.times_blocks(up2, onward)
+            issue_up(n + 1)
+            warpgroup.wait_group(1)
+            self.times_blocks(down, back)
+            issue_down(last - 1 - n)
+        warpgroup.wait_group(0)
+
+    def times_blocks(self, acc, factors):
+        """Multiply by factors of each block, of both halves.  All of an accumulator, what is done times 1: of one that
+        changed in part ptxas makes another, and then every product waits for the one before."""
+        flat = cute.coalesce(acc)
+        for b in range(STEPS):
+            each = [self.of_lane(of_half[b * self.each : (b + 1) * self.each]) for of_half in factors]
+            for j in range(8):
+                flat[8 * b + j] = flat[8 * b + j] * each[j // 2 % 2]
 
     def issue_block(self, mma, acc, operand, b, block: int):
         """acc += operand @ b^T of a block's tokens."""
