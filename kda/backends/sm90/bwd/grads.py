@@ -232,6 +232,7 @@ class Math(GradRows):
             lying.append(mma.make_fragment_B(mma.get_slice(0).partition_B(rows)))
             stood.append(mma_down.make_fragment_B(mma_down.get_slice(0).partition_B(columns)))
         last, blocks = self.blocks - 1, range(self.blocks)
+        beside = self.c.panels > 1                                             # otherwise another CTA issues meanwhile
 
         def issue_up(n: int):
             of_keys = self.block_of(Kd, n)
@@ -249,15 +250,18 @@ class Math(GradRows):
 
         issue_up(0)
         issue_down(last)
-        for n in range(last):                                             # each rescaled beside the other's product
+        for n in range(last):                                                  # rescaled beside the other's product
             onward = [[ratio[r][n + 1] if n < block else x.one for block in blocks] for r in range(HALVES)]
             back = [[ratio[r][last - n] if block < last - n else x.one for block in blocks] for r in range(HALVES)]
-            warpgroup.wait_group(1)
+            warpgroup.wait_group(int(beside))
             self.times_blocks(up1, onward)
             self.times_blocks(up2, onward)
-            issue_up(n + 1)
-            warpgroup.wait_group(1)
+            if beside:
+                issue_up(n + 1)
+                warpgroup.wait_group(1)
             self.times_blocks(down, back)
+            if not beside:
+                issue_up(n + 1)
             issue_down(last - 1 - n)
         warpgroup.wait_group(0)
 
