@@ -677,6 +677,8 @@ class StreamConfig(KernelConfig):
 
 @dataclass(frozen=True)
 class GradsConfig(GradsOptions):
+    states_first = True
+
     @property
     def threads(self) -> int:
         return 32 * (self.math_warps + LOAD_WARPS)

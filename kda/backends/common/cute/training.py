@@ -91,6 +91,7 @@ class GradsOptions(ChunkConfig):
     rows_of_values = MappingProxyType(dict.fromkeys(("do", "dv", "r"), TOKENS))    # rows in panels of 64 columns
     ctas = 1                                 # CTAs that an SM has at once
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
+    states_first = False                     # LOAD requests h and dh before do, dv and r
     few_registers = False                    # LOAD computes addresses anew for each tensor
 
     @property

@@ -113,20 +113,29 @@ class Loader:
     @cute.jit
     def load_values(self, x, s, place):
         chunk, head, begin, tokens = place
-        K, V = self.c.K, self.c.V
+        V = self.c.V
+        if cutlass.const_expr(self.c.states_first):
+            if self.thread() == 0:
+                self.load_states(x, s, chunk, head)
         for source, to, name in ((x.do, s.do, "do"), (x.dv, s.dv, "dv"), (x.r, s.r, "r")):
             rows = self.c.rows_of_values[name]
             self.load_tokens(source, (begin * x.HV + head) * V, x.HV * V, tokens, to, rows)
         if self.thread() == 0:
-            # redundant: its release, not the arrival; this thread's copies arrive by themselves
-            cute.arch.mbarrier_arrive_and_expect_tx(s.values_full, 2 * BF16 * V * K)
-            of_state = (Int64(chunk) * x.HV + head) * (K * V)
-            for source, to in self.states(x, s):
-                bulk_copy(to, source + of_state, BF16 * V * K, s.values_full)
+            if cutlass.const_expr(not self.c.states_first):
+                self.load_states(x, s, chunk, head)
             self.load_other_states(x, s, chunk, head)
         arrive_when_copied(s.values_full)
         # redundant: except in the loop; before it, all groups are waited for
         cute.arch.cp_async_commit_group()
+
+    def load_states(self, x, s, chunk, head):
+        """By the first thread."""
+        K, V = self.c.K, self.c.V
+        # redundant: its release, not the arrival; this thread's copies arrive by themselves
+        cute.arch.mbarrier_arrive_and_expect_tx(s.values_full, 2 * BF16 * V * K)
+        of_state = (Int64(chunk) * x.HV + head) * (K * V)
+        for source, to in self.states(x, s):
+            bulk_copy(to, source + of_state, BF16 * V * K, s.values_full)
 
     def states(self, x, s):
         """Return the states that lie item by item, and where they come to."""
