@@ -42,7 +42,7 @@ def outdated(about: Mapping[str, Any]) -> str | None:
 
 
 def _in_packages(source: Path) -> str:
-    """Return the name of a file with those of the packages that it lies in, such as kda/calls/node.cpp."""
+    """Return the name of a file with those of the packages that it lies in, such as package/folder/file.cpp."""
     folder = source.parent
     while (folder.parent / "__init__.py").is_file():
         folder = folder.parent
