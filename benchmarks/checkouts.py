@@ -37,7 +37,7 @@ REPEATS, SECONDS = 40, 10.0
 
 
 def spec_of(call: str) -> tuple[str, Any, dict[str, Any]]:
-    """Return the direction of a call, its shape with slow gates, and its options."""
+    """Return the direction of a call, the spec of its inputs, whose gates are slow, and its options."""
     from kda.tools.commands.bench.asked import spec_of as of_shape
     from kda.tools.measure.shapes import SHAPES
 
@@ -95,14 +95,13 @@ def run(calls: list[str], backend: str, file: Path) -> None:
         file.write_text(json.dumps(rows))
 
 
-def recipes_of(call: str) -> list[Any]:
-    """Return the kernels of a call on the host that stands in."""
+def recipes_of(direction: str, spec: Any, options: dict[str, Any]) -> list[Any]:
+    """Return the kernels of a call, as `spec_of` describes it, on the host that stands in."""
     from kda.calls import ahead
     from kda.model.bundles import Save
     from kda.routing.dispatch import choose, route
     from kda.tools.commands.bench.asked import problem_of
 
-    direction, spec, options = spec_of(call)
     p = dataclasses.replace(problem_of(spec, "forward", "cuda:0"), **options)
     offsets = "int64" if p.packed else None
     if direction == "forward":
@@ -116,7 +115,7 @@ def build(calls: list[str], backend: str) -> None:
     from ptxkit.compile import fetching
 
     with standing_in(host_of(backend)):
-        fetching.fetch_all(dict.fromkeys(recipe for call in calls for recipe in recipes_of(call)))
+        fetching.fetch_all(dict.fromkeys(recipe for call in calls for recipe in recipes_of(*spec_of(call))))
 
 
 # ---- the parent

@@ -41,30 +41,29 @@ def faults(files, name="{says}"):
     return found
 
 
-# What lies between walk and grads in one grid, on Hopper and on Blackwell: all but the case, which a call's test names.
-QUEUE = {
-    "an item is added before dv and dh are in memory": (
-        "race-read-write", "cute.arch.mbarrier_wait(s.stored + turn, before >> 1 & 1)", "pass", 2
-    ),
-    "the queue orders nothing": ("race-write-read", 'sem="release"', 'sem="relaxed"', 2),
-    "the queue is read without an order": ("race-write-read", 'sem="acquire"', 'sem="relaxed"', 2),
-    "items are computed in another order than walks add them": (
-        "race-write-read or out-of-bounds", "if item < items:", "if item < 0:", 2
-    ),
-    "the first item that a walk adds is its last": (
-        "race-read-write or race-write-read", "place.pairs - 1 - j) * x.HV", "j) * x.HV", 2
-    ),
-    "dh of an item of one tile comes over another one": (
-        "out-of-bounds", "2 * pair + 1 < place.steps", "2 * pair < place.steps", 2
-    ),
-    "LOAD is not told where dh lies": (
-        "out-of-bounds", "store(x.places_of_dh + item * len(places), places)", "pass", 2
-    ),
-}
-
-
-def with_the_case(case, table):
-    return {says: (case, *row) for says, row in table.items()}
+def faults_of_the_queue(case, added_early):
+    """Return the faults of what lies between walk and grads in one grid, for Hopper and Blackwell.  `added_early` says
+    how a call of the arch notices an item that is not in memory."""
+    rows = {
+        "an item is added before dv and dh are in memory": (
+            added_early, "cute.arch.mbarrier_wait(s.stored + turn, before >> 1 & 1)", "pass", 2
+        ),
+        "the queue orders nothing": ("race-write-read", 'sem="release"', 'sem="relaxed"', 2),
+        "the queue is read without an order": ("race-write-read", 'sem="acquire"', 'sem="relaxed"', 2),
+        "items are computed in another order than walks add them": (
+            "race-write-read or out-of-bounds", "if item < items:", "if item < 0:", 2
+        ),
+        "the first item that a walk adds is its last": (
+            "race-read-write or race-write-read", "place.pairs - 1 - j) * x.HV", "j) * x.HV", 2
+        ),
+        "dh of an item of one tile comes over another one": (
+            "out-of-bounds", "2 * pair + 1 < place.steps", "2 * pair < place.steps", 2
+        ),
+        "LOAD is not told where dh lies": (
+            "out-of-bounds", "store(x.places_of_dh + item * len(places), places)", "pass", 2
+        ),
+    }
+    return {says: (case, *row) for says, row in rows.items()}
 
 
 def source_of(file, folder=BACKENDS):

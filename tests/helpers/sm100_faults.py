@@ -1,6 +1,6 @@
 """Faults planted into the Blackwell kernels, by the file of kda/backends that each stands in."""
 
-from kernel_faults import QUEUE, SPACE, faults, initialises, with_the_case
+from kernel_faults import SPACE, faults, faults_of_the_queue, initialises
 
 RESULTS = "            if i > 0:\n                self.store_results(x, shared, who, i - 1, chunk - 1, warp, thread)\n"
 ARRIVES = "            umma.fence_before_thread_sync()\n            X_THERE.arrive()\n"
@@ -346,7 +346,7 @@ BACKWARD = faults({"sm100/bwd/grads": {
     "a gate gains what a key loses": ("long", "wrong answer", "packed.negative(row[2])", "row[2]"),
 }})
 
-REVERSE = faults({"common/cute/grads/queue": with_the_case("one grid", QUEUE), "sm100/bwd/reverse": {
+REVERSE = faults({"common/cute/grads/queue": faults_of_the_queue("one grid", "race-read-write"), "sm100/bwd/reverse": {
     "PUBLISH is told of dh before memory has it": (
         "one grid", "race-write-read", "wait_group(0)", "wait_group(0, read=True)", 2
     ),

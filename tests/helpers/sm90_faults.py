@@ -2,7 +2,7 @@
 them."""
 
 from cute_calls import RAGGED
-from kernel_faults import QUEUE, SPACE, faults, initialises, with_the_case
+from kernel_faults import SPACE, faults, faults_of_the_queue, initialises
 from sm90_forms import ALONE, CUT, FEW, FLOAT32, FOUR, PAIR, REVERSE, SMALL, SOME, STREAM, TWO_KERNELS, Call, Form
 
 LONG = dict(V=64, T=390, HV=2)
@@ -59,7 +59,7 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "what a block passes on does not decay": (
         "gradients", "wrong answer", "flat[2][8 * b + j] * back[j // 2 % 2]", "flat[2][8 * b + j] * x.one"
     ),
-}, "common/cute/grads/queue": with_the_case("gradients, one grid", QUEUE), "sm90/bwd/reverse": {
+}, "common/cute/grads/queue": faults_of_the_queue("gradients, one grid", "race-write-read"), "sm90/bwd/reverse": {
     "PUBLISH is told of dh before memory has it": (
         "gradients, one grid", "race-write-read", "wait_group(0)", "wait_group(0, read=True)", 2
     ),

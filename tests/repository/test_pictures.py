@@ -1,16 +1,12 @@
 """The times in the pictures of docs/stages are what the clock predicts now."""
 
-import dataclasses
 import importlib
 import pathlib
 
 import pytest
 
-from kda.calls import ahead
-from kda.model.bundles import Save
+from benchmarks.checkouts import recipes_of
 from kda.model.host import host_of, standing_in
-from kda.routing.dispatch import route
-from kda.tools.commands.bench.asked import problem_of
 from kda.tools.verify.cases import Spec
 
 pytestmark = pytest.mark.simulated
@@ -31,13 +27,11 @@ def test_a_picture_is_of_a_kernel_that_its_call_launches(monkeypatch):
     kernels = importlib.import_module("kernels")
     absent = []
     for kernel in kernels.KERNELS:
-        if (call := kernel.call) is None or call.backend not in ("sm90", "sm100"):
-            continue
-        spec = Spec(lengths=None, T=call.T, H=call.H, K=128, V=128, initial_state=False, dtype=call.dtype)
-        with standing_in(host_of(call.backend)):
-            p = dataclasses.replace(problem_of(spec, "forward", "cuda:0"), disable_recompute=call.step and call.keep)
-            found = ahead.recipes_of_step(route(p, call.backend, training=True), None) if call.step else (
-                ahead.recipes_of(call.backend, p, Save.NOTHING, None))
-            if kernel.config not in [recipe.config for recipe in found]:
+        if call := kernel.call:
+            spec = Spec(lengths=None, T=call.T, H=call.H, K=128, V=128, initial_state=False, dtype=call.dtype)
+            direction, options = ("step", {"disable_recompute": call.keep}) if call.step else ("forward", {})
+            with standing_in(host_of(call.backend)):
+                launched = [recipe.config for recipe in recipes_of(direction, spec, options)]
+            if kernel.config not in launched:
                 absent.append(kernel.name)
     assert not absent

@@ -66,13 +66,11 @@ def test_a_digest_knows_each_bit_and_its_place():
 
 def test_kernels_are_built_of_what_a_call_runs():
     with standing_in(host_of("sm90")):
-        kept, step, forward = [
-            {recipe.name for recipe in checkouts.recipes_of(f"{direction} h64-8k")}
+        found = {
+            direction: checkouts.recipes_of(*checkouts.spec_of(f"{direction} h64-8k"))
             for direction in ("kept", "step", "forward")
-        ]
-        grids = [
-            [recipe for recipe in checkouts.recipes_of(f"{direction} h64-8k") if recipe.name == "reverse"]
-            for direction in ("kept", "step")
-        ]
-    assert forward == {"fused"} and kept >= {"fused", "reverse", "shares"} and {*step} >= {"fused", "reverse", "shares"}
-    assert not {*grids[0]} & {*grids[1]}
+        }
+    names = {direction: {recipe.name for recipe in recipes} for direction, recipes in found.items()}
+    kept, step = ({recipe for recipe in found[direction] if recipe.name == "reverse"} for direction in ("kept", "step"))
+    assert names["forward"] == {"fused"} and names["kept"] >= {"fused", "reverse", "shares"}
+    assert names["step"] >= {"fused", "reverse", "shares"} and not kept & step
