@@ -1,6 +1,7 @@
 """The ledger of what ran on a GPU, its page and README's table, and the program that fills it."""
 
 import argparse
+import dataclasses
 import json
 import sys
 import threading
@@ -26,6 +27,10 @@ from benchmarks.evidence_cases import (
     matches,
 )
 from kda.model.host import Host, detect
+from kda.model.problem import Problem
+from kda.tools.commands import explain
+from kda.tools.commands.explain import words_of
+from kda.tools.measure.shapes import SHAPES
 from kda.tools.verify import ledger
 from kda.tools.verify.ledger import FAILED, FILE, RAN, SIMULATED, Ledger
 
@@ -133,6 +138,21 @@ def test_some_case_launches_each_kernel_of_the_digests(backend, arch):
     labels = evidence.digests.labelled(backend, arch)
     without = {*labels} - covers(backend, arch, {recipe: label for label, recipe in labels.items()})
     assert not without, "\n".join(without)
+
+
+OF_HOPPER = [name for name, shape in SHAPES.items() if shape.dtype == "bfloat16"]
+
+
+@pytest.mark.parametrize("name", OF_HOPPER)
+def test_some_case_launches_each_kernel_of_a_named_shape_on_hopper(name):
+    labels = {recipe: label for label, recipe in evidence.digests.labelled("sm90", "sm90").items()}
+    launched, problem = covers("sm90", "sm90", labels), Problem.parse(words_of(SHAPES[name]))
+    for training, keeps in ((False, False), (True, False), (True, True)):
+        p = dataclasses.replace(problem, disable_recompute=keeps)
+        explained = explain.explained(p, training, "auto", evidence.parse("sm90"))
+        recipes = [recipe for each in explained.planned for recipe in each.recipes]
+        assert explained.backend == "sm90" and recipes
+        assert {labels.get(recipe) for recipe in recipes} <= launched
 
 
 def test_a_case_is_known_by_its_name_and_the_tests_exist():
