@@ -240,8 +240,8 @@ def _cases(backend: str, arch: str, form: str, calls: Iterable[str]) -> Iterator
         (op, variants), p = CALLS[call], Problem.parse(words)
         if p.op != op or (call == SLOTS and not p.slots):
             continue
-        there = {"offsets": p.packed, "slots": p.slots}                        # else their dtype makes no case
-        values = [each[: 1 + bool(there.get(name, True))] for name, each in variants.items()]
+        given = {"offsets": p.packed, "slots": p.slots}                        # else their dtype makes no case
+        values = [each[: 1 + bool(given.get(name, True))] for name, each in variants.items()]
         for sms, what in itertools.product(numbers, itertools.product(*values)):
             case = Case(backend, arch, words, form, call, **{"sms": sms} | dict(zip(variants, what)))
             recipes = case.recipes()

@@ -45,7 +45,7 @@ def results(model, to_generate=lambda model: None, to_train=lambda model: None):
     `to_train` do to the model comes before each."""
     to_generate(model.eval())
     with torch.no_grad():
-        logits, made = model(TOKENS).logits, model.generate(TOKENS, max_new_tokens=5, do_sample=False)
+        logits, answer = model(TOKENS).logits, model.generate(TOKENS, max_new_tokens=5, do_sample=False)
     to_train(model.train())
     model(TOKENS).logits.square().mean().backward()
-    return logits, made, model.get_input_embeddings().weight.grad
+    return logits, answer, model.get_input_embeddings().weight.grad

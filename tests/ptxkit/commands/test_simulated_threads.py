@@ -1,4 +1,4 @@
-"""`kda simulate` on scripts with threads: each of them sees the GPU that is simulated, as it would see a real one."""
+"""`ptxkit simulate` on scripts with threads: each of them sees the simulated GPU, as it would see a real one."""
 
 import sys
 import textwrap
@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-python is not installed")
 
-import kda.simulator
+import ptxkit
 from ptxkit import launches, scripts
 from ptxkit.capturing.gpu.threads import followed
 
@@ -182,10 +182,10 @@ def start(look):
     thread.start()
     thread.join()
 """, "a module", "exec")
-    for module in ("kda.building", "somebody's"):
+    for module in ("ptxkit.somewhere", "somebody's"):
         names = {"__name__": module, "threading": threading}
         exec(watched, names)
-        with kda.simulator.capture(arch="sm_90a") as session, followed(session):
+        with ptxkit.capture(arch="sm_90a") as session, followed(session):
             names["start"](lambda: seen.append(launch_sink()))
             assert launch_sink() is session
-        assert seen.pop() is (None if module == "kda.building" else session)
+        assert seen.pop() is (None if module == "ptxkit.somewhere" else session)
