@@ -321,6 +321,7 @@ def from_a_graph(case: Case, given: cases.Case, first: Tensors, device: str) -> 
     others = drawn(case, "slow", seed=2).map(lambda x: x.to(device))
     static = others.map(torch.clone)
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())                              # the clones are made there
     with torch.cuda.stream(side):
         called(case, static)
     torch.cuda.synchronize()
