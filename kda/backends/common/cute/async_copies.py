@@ -4,6 +4,45 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
 
+ONCE = "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"
+OFTEN = "createpolicy.fractional.L2::evict_last.b64 policy, 1.0;"
+
+
+def bulk_copy_once(to, source, size, full):
+    """The same of what nothing reads again: it leaves L2 first."""
+    cute.arch.inline_ptx(
+        "{.reg .b64 policy; " + ONCE + " cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[{$r0}], [{$r1}], {$r2}, [{$r3}], policy;}",
+        read_only_args=[to.toint().to(Uint32), source.toint(), Int32(size), full.toint().to(Uint32)],
+    )
+
+
+def copy_16_bytes_once(address, to):
+    cute.arch.inline_ptx(
+        "{.reg .b64 policy; " + ONCE + " cp.async.cg.shared.global.L2::cache_hint [{$r0}], [{$r1}], 16, policy;}",
+        read_only_args=[to.toint().to(Uint32), address]
+    )
+
+
+def bulk_store_often(to, source, size):
+    cute.arch.inline_ptx(
+        "{.reg .b64 policy; " + OFTEN + " cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [{$r0}], [{$r1}], {$r2}, policy;}",
+        read_only_args=[to.toint(), source.toint().to(Uint32), Int32(size)],
+    )
+
+
+def store_16_once(to, words):
+    cute.arch.inline_ptx(
+        "st.global.cs.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};".replace("{{", "{ {").replace("}}", "} }"), read_only_args=[to.toint(), *words]
+    )
+
+
+def store_16_often(to, words):
+    cute.arch.inline_ptx(
+        "{.reg .b64 policy; " + OFTEN + " st.global.L2::cache_hint.v4.b32 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} }, policy;}", read_only_args=[to.toint(), *words]
+    )
+
+
 def bulk_copy(to, source, size, full):
     """Begin a copy to shared memory, whose bytes the barrier counts."""
     cute.arch.inline_ptx(

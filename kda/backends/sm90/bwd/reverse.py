@@ -55,7 +55,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
-from ...common.cute.async_copies import bulk_store
+from ...common.cute.async_copies import bulk_store_often
 from ...common.cute.barriers import initialise, mbarriers_among
 from ...common.cute.copies import fields_at
 from ...common.cute.entry import Entry
@@ -71,6 +71,8 @@ from .walk import Walk
 
 class StripState(State):
     """What one of the warpgroups of WALK does."""
+
+    often = True
 
     def strip(self):
         return cute.arch.make_warp_uniform(cute.arch.warp_idx()) // CHAIN_WARPS
@@ -128,7 +130,7 @@ class StripsWalk(Publishing, Walk):
             half = COLUMNS * HALF
             for n, kib in enumerate(self.places_of_dh(x, place, i >> 1)):
                 to = x.tiles + (Int64(kib) * KIB + place.strip * (BF16 * half))
-                bulk_store(to, s.state + n * half, BF16 * half)
+                bulk_store_often(to, s.state + n * half, BF16 * half)
             cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit

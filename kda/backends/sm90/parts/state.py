@@ -17,7 +17,7 @@ from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from ...common.cute import fast
-from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_store, copy_16_bytes_later
+from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_copy_once, bulk_store, bulk_store_often, copy_16_bytes_later, store_16_often
 from ...common.cute.copies import (
     compute_words_now,
     copy_16_bytes,
@@ -79,7 +79,14 @@ class Walker(Entry):
             # redundant: its release, not the arrival; this thread has written nothing
             cute.arch.mbarrier_arrive_and_expect_tx(s.full + stage, self.tile.bytes)
             place = (Int64(chunk) * x.HV + head) * self.tile.bytes
-            bulk_copy(s.tiles + stage * self.tile.bytes, x.tiles + place, self.tile.bytes, s.full + stage)
+            self.copy_tile(s.tiles + stage * self.tile.bytes, x.tiles + place, self.tile.bytes, s.full + stage)
+
+
+    def copy_tile(self, *given):
+        if self.back:
+            bulk_copy_once(*given)
+        else:
+            bulk_copy(*given)
 
 
 class State:
@@ -213,7 +220,7 @@ class State:
         half = COLUMNS * 64
         if self.thread() == 0:
             for n in cutlass.range_constexpr(self.c.K // 64):
-                bulk_store(x + (n * self.c.V * 64 + strip * half), image + n * half, 2 * half)
+                bulk_store_often(x + (n * self.c.V * 64 + strip * half), image + n * half, 2 * half)
             cute.arch.cp_async_bulk_commit_group()
 
     def keep(self, x, operand, strip, own_rows):
@@ -250,7 +257,11 @@ class State:
             found = [load(source + 16 * j * PITCH_V, 8) for j in range(2)]     # both, before one is stored
             for j in cutlass.range_constexpr(2):
                 to = in_global(self.row(o, thread_place.element, i * C + 16 * j + thread_place.row, HV), BFloat16)
-                cute.autovec_copy(found[j], neighbours(to, 8))
+                if cutlass.const_expr(getattr(self, "often", False)):
+                    w = cute.recast_tensor(found[j], Uint32)
+                    store_16_often(to, [w[i] for i in range(4)])
+                else:
+                    cute.autovec_copy(found[j], neighbours(to, 8))
         else:
             for j in cutlass.range_constexpr(2):
                 if 16 * j + thread_place.row < tokens:

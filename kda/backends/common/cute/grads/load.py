@@ -7,10 +7,10 @@ results away.  The first thread says where items lie; those of tokens outside ev
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 
 from .. import fast
-from ..async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
+from ..async_copies import arrive_when_copied, bulk_copy_once, copy_16_bytes_once, bulk_copy, copy_16_bytes_later, store_16_once
 from ..configs import ChunkTable
 from ..copies import copy_16_bytes, floats, in_global, load, load_one, store
 from ..tile import BF16
@@ -122,7 +122,7 @@ class Loader:
             cute.arch.mbarrier_arrive_and_expect_tx(s.values_full, 2 * BF16 * V * K)
             of_state = (Int64(chunk) * x.HV + head) * (K * V)
             for source, to in self.states(x, s):
-                bulk_copy(to, source + of_state, BF16 * V * K, s.values_full)
+                bulk_copy_once(to, source + of_state, BF16 * V * K, s.values_full)
             self.load_other_states(x, s, chunk, head)
         arrive_when_copied(s.values_full)
         # redundant: except in the loop; before it, all groups are waited for
@@ -142,9 +142,9 @@ class Loader:
             row = last_token(thread // self.pieces + self.apart * j, tokens)
             address = fast.row((source + first).toint() + (thread & self.pieces - 1) * 16, row, stride * Int32(2))
             place = to + self.place_of_piece(thread, j, rows)
-            copy_16_bytes_later(address, place)
+            copy_16_bytes_once(address, place)
             for n in range(1, self.parts):
-                copy_16_bytes_later(address + n * self.pieces * 16, place + n * (rows * 64))
+                copy_16_bytes_once(address + n * self.pieces * 16, place + n * (rows * 64))
 
     def place_of_piece(self, thread, j: int, rows: int = TOKENS):
         """Elements to a thread's piece of its j-th token, in panels of so many rows; those of further parts of the row
@@ -230,9 +230,16 @@ class Loader:
                 if row < tokens:
                     source = self.field(rows, field) + self.place_of_piece(thread, j)
                     target = self.row_of(to, begin, head, row, x.HV)
-                    copy_16_bytes(source, target)
+                    self.put(source, target)
                     for n in cutlass.range_constexpr(1, self.parts):
-                        copy_16_bytes(source + n * (TOKENS * 64), target + n * self.pieces * 8)
+                        self.put(source + n * (TOKENS * 64), target + n * self.pieces * 8)
+
+    def put(self, source, target):
+        if target.dtype.width == 16:
+            w = load(cute.recast_ptr(source, dtype=Uint32), 4)
+            store_16_once(target, [w[i] for i in range(4)])
+        else:
+            copy_16_bytes(source, target)
 
     def row_of(self, to, begin, head, row, HV):
         """A thread's piece of a row of a result."""

@@ -5,7 +5,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from ..async_copies import bulk_copy
+from ..async_copies import bulk_copy_once
 from ..copies import load_one, store
 from ..one_grid import Queue
 from ..segments import WalkPlace, begins_sequence, place_of_segment
@@ -123,7 +123,7 @@ class QueueLoader(Loader):
             places = x.places_of_dh + (chunk * x.HV + head) * panels
             kibs = [cute.arch.load(places + n, Int32, sem="relaxed", scope="gpu") for n in range(panels)]
             for n in range(panels):
-                bulk_copy(s.dh + n * half, x.tiles + Int64(kibs[n]) * KIB, BF16 * half, s.values_full)
+                bulk_copy_once(s.dh + n * half, x.tiles + Int64(kibs[n]) * KIB, BF16 * half, s.values_full)
 
     def first_outside(self, x, i, items):
         return items + cute.arch.block_idx()[0]
