@@ -43,7 +43,7 @@ LISTED = 4  # how many are listed of the findings that one at the same instructi
 ENDINGS = {11, 12, 13, 24}  # nobody can go on: each that is found is one of those that end a launch
 ENDED = "it ended the launch, whose results are incomplete"
 RACES, ORDERLESS = {4, 5, 6, 7, 8, 28, 30}, {4, 5, 6}
-IN_MEMORY = {3, 26, 34} | RACES
+IN_MEMORY = {3, 26, 34, 37} | RACES
 
 
 @dataclass(frozen=True)

@@ -115,12 +115,17 @@ static void touch(Region *r, u64 address, u64 n, u8 how) { /* sectors of the add
     for (u64 s = address / 32; s <= (address + n - 1) / 32; s++) r->touched[s - r->address / 32] |= how;
 }
 
-/* A read of global memory that nothing has written since it was allocated: whether a result depends on it, Python finds out. */
+enum { GONE = 2 }; /* of a byte that is written: it was discarded since */
+
+/* A read of global memory that nothing has written since it was allocated, or discarded: whether a result depends on the
+   former, Python finds out. */
 static void read_unwritten(Warp *w, const Ins *i, int lane, const Region *r, u64 address, u64 n) {
-    const u8 *first = memchr(r->written + (address - r->address), 0, n);
-    if (!first) return;
-    Finding *f = find(w, i, lane, UNWRITTEN, r->address + (u64)(first - r->written), n, "%s", "");
-    if (f) f->space = SPACE_GLOBAL;
+    for (int flag = 0; flag <= GONE; flag += GONE) {
+        const u8 *first = memchr(r->written + (address - r->address), flag, n);
+        if (!first) continue;
+        Finding *f = find(w, i, lane, flag == GONE ? DISCARDED : UNWRITTEN, r->address + (u64)(first - r->written), n, "%s", "");
+        if (f) f->space = SPACE_GLOBAL;
+    }
 }
 
 bool global_read(Warp *w, const Ins *i, const Access *a, u64 address, void *to, u64 n, u64 align) {
@@ -149,6 +154,19 @@ bool global_write(Warp *w, const Ins *i, const Access *a, u64 address, const voi
     touch(r, address, n, 2);
     counter(w, i)->global_written += n;
     return true;
+}
+
+/* What the bytes are afterwards is not known: nobody may read them before they are written. */
+static void discard(Warp *w, const Ins *i, const Access *a, u64 address) {
+    enum { LINE = 128 };
+    u8 unknown[LINE];
+    Region *r;
+    u8 *p = global_bytes(w, i, a->lane, address, LINE, LINE, true, &r);
+    if (!p) return;
+    memset(unknown, 0xff, LINE);
+    if (w->machine->launch->checks) region_history(r, address - r->address, LINE, a, p, unknown, true);
+    memcpy(p, unknown, LINE);
+    if (r->written) memset(r->written + (address - r->address), GONE, LINE);
 }
 
 /* ---- counting ----------------------------------------------------------------------------------------------------------- */
@@ -365,6 +383,21 @@ static Outcome op_st_bulk(Warp *w, const Ins *i, u32 lanes) {
     return NEXT;
 }
 
+/* discard: operand: address */
+static Outcome op_discard(Warp *w, const Ins *i, u32 lanes) {
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+        int l = first_lane(rest);
+        u64 address = address_operand(w, i, 0, DISCARD_ADDRESS, l);
+        if (space_of(i->mod[DISCARD_SPACE], &address) != GLOBAL) {
+            find(w, i, l, OUT_OF_BOUNDS, address, 128, "discard of what is not in global memory");
+            continue;
+        }
+        Access a = warp_access(w, i, l, SPACE_GLOBAL);
+        discard(w, i, &a, address);
+    }
+    return NEXT;
+}
+
 /* ---- atom and red ------------------------------------------------------------------------------------------------------- */
 
 static u64 combine_integer(AtomicOp op, AtomicType t, u64 old, u64 x) {
@@ -502,5 +535,5 @@ static Outcome op_isspacep(Warp *w, const Ins *i, u32 lanes) {
 }
 
 const HandlerEntry memory_handlers[] = {
-    {"st_bulk", op_st_bulk}, {"ld", op_ld}, {"st", op_st}, {"atom", op_atom}, {"mapa", op_mapa}, {"getctarank", op_getctarank}, {"isspacep", op_isspacep}, {0},
+    {"st_bulk", op_st_bulk}, {"ld", op_ld}, {"st", op_st}, {"discard", op_discard}, {"atom", op_atom}, {"mapa", op_mapa}, {"getctarank", op_getctarank}, {"isspacep", op_isspacep}, {0},
 };

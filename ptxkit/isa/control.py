@@ -19,7 +19,7 @@ def lower_nanosleep(b, ins):
     return Op("nanosleep")
 
 
-NOTHING = ("brkpt", "pmevent", "discard", "applypriority", "prefetch", "prefetchu")
+NOTHING = ("brkpt", "pmevent", "applypriority", "prefetch", "prefetchu")
 LOWERINGS = {
     "bra": lower_bra,
     "brx": lower_brx,

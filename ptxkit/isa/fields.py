@@ -81,6 +81,7 @@ TARGET = Fields("TARGET", "length address entry recursive frame local_from local
 ACCESS = Fields("ACCESS", "space bytes count signed sem scope address:address declared")  # declared: register's bytes
 ATOM = Fields("ATOM", "space op type bytes count sem scope address:address")
 ST_BULK = Fields("ST_BULK", "to:place")
+DISCARD = Fields("DISCARD", "space address:address")
 MAPA = Fields("MAPA", "wide generic")
 GETCTARANK = Fields("GETCTARANK", "wide")
 ISSPACEP = Fields("ISSPACEP", "window own_cta")  # top byte of the window, 0: global; shared memory of this CTA alone

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ptxkit.isa import common
 from ptxkit.isa.common import ATOMIC_TYPES, ATOMICS, SCOPES, SEMANTICS, SIZES, WIDTHS, Op, one_of, operands, registers
 from ptxkit.isa.copies import lower_async
-from ptxkit.isa.fields import ACCESS, ATOM, GETCTARANK, ISSPACEP, MAPA, ST_BULK
+from ptxkit.isa.fields import ACCESS, ATOM, DISCARD, GETCTARANK, ISSPACEP, MAPA, ST_BULK
 from ptxkit.ptx.syntax import Immediate, Register
 
 SPACES = {
@@ -92,6 +92,16 @@ def lower_st(b, ins):
     return Op("st", *_access(b, ins, values, address, False))
 
 
+def lower_discard(b, ins):
+    """discard{.global}.L2 [a], 128: L2 need not write the line to memory, so it must be written before it is read."""
+    address, size = operands(b, ins, "[a]", "128")
+    if ins.parts[1:] not in (("L2",), ("global", "L2")) or not isinstance(size, Immediate) or size.value != 128:
+        b.fail(f"discard{''.join(f'.{part}' for part in ins.parts[1:])} of {getattr(size, 'value', size)} bytes",
+               "discard{.global}.L2 of 128")
+    place = b.place(address)
+    return Op("discard", [place.register], DISCARD(space=one_of(ins.parts, SPACES, 0), address=place.address))
+
+
 def _atomic(b, ins, target, address, operands):
     _refuse_unknown(b, ins, SPACES, VECTORS, ATOMIC_TYPES, SEMANTICS, SCOPES, ATOMICS, CACHE)
     type_ = next((p for p in reversed(ins.parts) if p in ATOMIC_TYPES), None)
@@ -174,6 +184,6 @@ def lower_isspacep(b, ins):
 
 
 LOWERINGS = {
-    "ld": lower_ld, "ldu": lower_ld, "st": lower_st, "atom": lower_atom, "red": lower_red, "multimem": lower_multimem,
-    "mapa": lower_mapa, "getctarank": lower_getctarank, "isspacep": lower_isspacep,
+    "ld": lower_ld, "ldu": lower_ld, "st": lower_st, "discard": lower_discard, "atom": lower_atom, "red": lower_red,
+    "multimem": lower_multimem, "mapa": lower_mapa, "getctarank": lower_getctarank, "isspacep": lower_isspacep,
 }

@@ -1,10 +1,13 @@
 """Global memory that a kernel reads before anything has written it."""
 
+import functools
+
 import pytest
 import torch
 from small_kernels import COPY, built
 
 from ptxkit import SimulationError, capture
+from ptxkit.ptx import PtxError
 
 pytestmark = pytest.mark.simulated
 
@@ -17,6 +20,16 @@ THROUGH_SHARED = built(
     "cp.async.ca.shared.global [%r1], [%rd10], 4; cp.async.wait_all; ld.shared.u32 %r2, [%r1];"
     "st.global.u32 [%rd11], %r2;"
 )
+
+
+# a line of 32 numbers is written, read and discarded; then the same, and read again
+DISCARDED = ("st.global.u32 [%rd10], %r0; bar.sync 0; ld.global.u32 %r1, [%rd10]; bar.sync 0; setp.ne.u32 %p1, %r0, 0;"
+             "@%p1 bra done; discard.global.L2 [%rd10], 128; done: bar.sync 0;")
+WRITE_AND_DISCARD = built(DISCARDED + "st.global.u32 [%rd11], %r1;")
+READ_AFTER = built(DISCARDED + "ld.global.u32 %r1, [%rd10]; st.global.u32 [%rd11], %r1;")
+BY_ANOTHER_WARP = DISCARDED.replace("%r0, 0;", "%r0, 32;").replace("[%rd10], 128", "[%rd1], 128")
+DISCARD_IN_TIME, DISCARD_AT_ONCE = (built(text + "st.global.u32 [%rd11], %r1;") for text in (
+    BY_ANOTHER_WARP, BY_ANOTHER_WARP.replace("bar.sync 0; setp", "setp")))
 
 
 def run(kernel, *tensors, **options):
@@ -146,3 +159,29 @@ def test_a_capture_that_raises_raises_for_reads_that_matter_alone():
 def test_memory_from_before_the_capture_has_been_written():
     x = torch.empty(32, dtype=torch.int32)
     assert not run(COPY, lambda: x, empty)[0].findings
+
+
+def test_what_was_discarded_may_be_read_before_and_not_after():
+    session, (x, y) = run(WRITE_AND_DISCARD, empty, empty)
+    assert not session.findings and y.tolist() == [*range(32)] and x.tolist() == [-1] * 32
+    (found,) = run(READ_AFTER, empty, empty)[0].findings
+    assert found.kind == "discarded" and found.count == 32 and "reads argument 0[0] (int32 [32])" in found.says
+
+
+def test_a_line_that_another_warp_may_still_read_must_not_be_discarded():
+    for kernel, kinds in ((DISCARD_IN_TIME, set()), (DISCARD_AT_ONCE, {"race-write-read", "discarded"})):
+        with capture(arch="sm_90a") as session:
+            x, y = (torch.empty(64, dtype=torch.int32, device="cuda") for _ in range(2))
+            kernel.launch(1, x, y, block=64)
+        assert {found.kind for found in session.findings} == kinds
+
+
+def test_a_discard_of_other_sizes_or_of_another_memory_is_refused_or_found():
+    with pytest.raises(PtxError, match=r"discard\{\.global\}\.L2 of 128"):
+        run(built("discard.global.L2 [%rd10], 64;"), empty, empty)
+    shared = built(".shared .align 128 .b8 room[128]; mov.u32 %r1, room; cvt.u64.u32 %rd12, %r1;"
+                   "cvta.shared.u64 %rd12, %rd12; discard.L2 [%rd12], 128;")
+    assert {found.kind for found in run(shared, empty, empty)[0].findings} == {"out-of-bounds"}
+    lines = functools.partial(torch.zeros, 3, 32, dtype=torch.int32, device="cuda")
+    session, _ = run(built("discard.global.L2 [%rd1+4], 128;"), lines, empty)
+    assert {found.kind for found in session.findings} == {"misaligned"}
