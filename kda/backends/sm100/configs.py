@@ -109,8 +109,8 @@ CTA_PIPELINES = (
         "a tile is there: kE, qg, KT, A2, 2^gc_last", RING,
     ),
     Pipeline("out", commit("CHAIN"), "CHAIN", "-X is there, S was read"),
-    Pipeline("added", commit("CHAIN"), "CHAIN", "S has KT^T @ X"),
-    Pipeline("o_done", commit("CHAIN"), "CHAIN", "o is there; X and the tile were read"),
+    Pipeline("added", commit("CHAIN"), "CHAIN", "where one product makes pairs: S has KT^T @ X"),
+    Pipeline("o_done", commit("CHAIN"), "CHAIN", "S and o are there; X and the tile were read"),
 )
 READ = Arrivals(
     CHAIN_WARPS * CTAS, "CHAIN", "a lane of each warp of both CTAs, in the CTA that makes the stage's tiles"
@@ -255,7 +255,17 @@ class FusedConfig(ChunkConfig):
 
     @property
     def pipelines(self) -> tuple[Pipeline, ...]:
-        return CTA_PIPELINES + self.group_pipelines
+        return self.cta_pipelines + self.group_pipelines
+
+    @property
+    def cta_pipelines(self) -> tuple[Pipeline, ...]:
+        return tuple(one for one in CTA_PIPELINES if self.releases_late or one.name != "added")
+
+    @property
+    def releases_late(self) -> bool:
+        """Whether CHAIN goes on with the next tile before it lets go of one; else PREPARE takes longer than CHAIN, and
+        gets the stage back first."""
+        return self.one_product
 
     @property
     def arguments(self) -> type[Arguments]:  # type: ignore[override]

@@ -141,14 +141,15 @@ class Consumer:
                 until -= 1
             self.step(x, shared, barriers, i, piece.chunks, who, chunk, slot, rank, warp, thread)
             chunk, slot = chunk + 1, self.next_slot(slot)
-        if piece.chunks > 0:
-            self.let_go(shared, barriers, chunk - 1)
+        if cutlass.const_expr(c.releases_late):
+            if piece.chunks > 0:
+                self.let_go(shared, barriers, chunk - 1)
         return chunk, slot
 
     @cute.jit
     def step(self, x, shared, barriers, i, steps, who, chunk, slot, rank, warp, thread):
         """Process chunk i of a piece, `chunk` of all, whose tile is there and whose rows of v are `slot` bytes behind
-        `shared`.  The state is there before o of the chunk before is, and before the tile of that is let go."""
+        `shared`.  Where one product makes pairs, the state is there before o of the chunk before is."""
         tile, parity = self.tile_of(chunk, rank), chunk & 1
         fields, base_desc = self.fields.tile, field_at(shared, self.fields.cta.base_desc)
         requested = self.request_piece(thread, 0, Uint32)
@@ -160,8 +161,9 @@ class Consumer:
             with cute.arch.elect_one():
                 umma.multiply_from(base, self.on_state, self.out(chunk), tile, self.fields.cta.S.offset, True)
                 umma.commit(barriers.out)
-        if i > 0:
-            self.let_go(shared, barriers, chunk - 1)
+        if cutlass.const_expr(self.c.releases_late):
+            if i > 0:
+                self.let_go(shared, barriers, chunk - 1)
         if warp < 2:
             ends = i + 2 >= steps                                              # then it is a chunk of the next piece
             if steps > 1 or not ends:
@@ -180,7 +182,8 @@ class Consumer:
                 umma.fence_after_thread_sync()
                 with cute.arch.elect_one():
                     umma.multiply_from(base, self.added, self.c.tmem.S, tile + fields.KG.offset, slot, True)
-                    umma.commit(barriers.added)
+                    if cutlass.const_expr(self.c.releases_late):
+                        umma.commit(barriers.added)
                     umma.multiply_from(base, self.on_X, self.out(chunk), tile + fields.TA.offset, slot, True)
                     umma.commit(barriers.o_done)
                 if i + 1 < steps or (steps > 1 and self.tokens(shared, who ^ 1) > 0):
@@ -190,10 +193,13 @@ class Consumer:
                 self.store_results(x, shared, who, i - 1, chunk - 1, warp, thread)
             umma.fence_before_thread_sync()
             X_THERE.arrive()
+        if cutlass.const_expr(not self.c.releases_late):
+            self.let_go(shared, barriers, chunk)
         if i + 1 < steps:
             wait(barriers.full + stage_of(chunk + 1, RING), phase_of(chunk + 1, RING))
-        wait(barriers.added, parity)
-        umma.fence_after_thread_sync()
+        if cutlass.const_expr(self.c.releases_late):
+            wait(barriers.added, parity)
+            umma.fence_after_thread_sync()
 
     @cute.jit
     def let_go(self, shared, barriers, chunk):

@@ -37,8 +37,8 @@ during the last chunks of a piece.
                           the copy, its warp 4; in its
                           own CTA without bytes
   out                     1 of CHAIN, a commit             CHAIN           -X is there, S was read
-  added                   1 of CHAIN, a commit             CHAIN           S has KT^T @ X
-  o_done                  1 of CHAIN, a commit             CHAIN           o is there; X and the tile were read
+  added                   1 of CHAIN, a commit             CHAIN           where one product makes pairs: S has KT^T @ X
+  o_done                  1 of CHAIN, a commit             CHAIN           S and o are there; X and the tile were read
   empty, each group       8 of CHAIN, a lane of each warp  PREPARE         no warp reads the stage any more; the copy is
                           of both CTAs, in the CTA that                    done
                           makes the stage's tiles; 1 of
@@ -127,7 +127,7 @@ class Fused(Entry):
 
     def initialise(self, shared, barriers):
         """One thread initialises mbarriers; the fence makes this known to the cluster's other CTA and to copies."""
-        initialise(barriers, CTA_PIPELINES)
+        initialise(barriers, self.c.cta_pipelines)
         for group in range(GROUPS):
             s = fields_at(shared + group * self.c.memory.group.bytes, self.c.memory.group)
             initialise(s, self.c.group_pipelines)
