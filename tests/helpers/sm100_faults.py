@@ -46,6 +46,9 @@ FORWARD = faults({"common/cute/rows": {
     "X is read before both warps have written it": ("long", "race-write-read", "X_THERE.sync()"),
     "what is added is read before it is there": ("long", "race-write-read", "wait(barriers.added, parity)"),
     "o is read before all of it is there": ("long", "race-write-read", "wait(barriers.o_done, chunk & 1)"),
+    "of any gate, S is read before all that is added is there": (
+        "any gate", "race-write-read", "wait(barriers.o_done, chunk & 1)"
+    ),
     "the next tile is read before it is there": (
         "long", "race-write-read or uninitialised",
         "wait(barriers.full + stage_of(chunk + 1, RING), phase_of(chunk + 1, RING))"

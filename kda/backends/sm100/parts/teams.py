@@ -11,9 +11,9 @@ from . import umma
 
 
 def place_of(warp):
-    """Return the place of a warp among those of PREPARE: WARPS times its group, and its number there.  Each group has
-    a half of the warps on both sides of the other's or between: a scheduler that prefers the first warps of a CTA
-    prefers no group."""
+    """Return the place of a warp among those of PREPARE: WARPS times its group, and its number there.  One group has
+    the first and the last four warps, the other one those between, so that a scheduler that prefers the first warps of
+    a CTA prefers no group."""
     quarter = warp - FIRST_PRODUCER >> 2
     return ((quarter ^ quarter >> 1) & 1) * WARPS + (quarter >> 1) * (WARPS // 2) + (warp & 3)
 

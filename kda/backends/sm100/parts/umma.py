@@ -79,7 +79,8 @@ def multiply(product, d, base_desc, a, b, accumulate: bool):
 
 
 def multiply_from(base, product, d, a, b, accumulate: bool):
-    """The same where the address is known: loaded ahead of a barrier, it holds up no product behind it."""
+    """Issue a product, likewise, where the first address is known: loaded ahead of a barrier, it holds up no product
+    behind that."""
     a, b = base + Uint32(a >> 4), base + Uint32(b >> 4)
     of_A, of_B = product.A, product.B
     # p is true, and q is not.
