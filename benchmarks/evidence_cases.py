@@ -17,11 +17,15 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kda.backends.common.pool.plan import inner
+from kda.backends.common.triton_types import TYPES
+from kda.backends.triton import plan as triton_plan
+from kda.backends.triton.decode import recurrent_plan
 from kda.calls import ahead
 from kda.errors import NoBackendError
 from kda.model.bundles import Save
 from kda.model.force import Force, forcing
-from kda.model.host import Host, host_of, standing_in
+from kda.model.host import Host, detect, host_of, standing_in
 from kda.model.problem import Problem
 from kda.routing.dispatch import backend_of_backward, choose, route
 from kda.tools.verify import digests
@@ -31,6 +35,18 @@ from . import common
 
 FORWARD, APART, RECOMPUTED, STATES, ALL = "forward", "backward alone", "step", "step, states kept", "step, all kept"
 KEEPS = {RECOMPUTED: False, STATES: "states", ALL: True}       # what a step keeps -> disable_recompute
+SLOTS, RECURRENT, DECODE = "chunk_kda from and to slots", "fused_recurrent_kda", "decode_step"
+INDICES = ("int64", "int32")                 # dtypes of offsets and of slots
+Variants = Mapping[str, tuple[Any, ...]]     # fields of a Case, and the values with which there are cases
+OF_CHUNKS: Variants = {"states": (True, False), "offsets": INDICES}
+CALLS: dict[str, tuple[str, Variants]] = {   # what is called, the `op` of its problems, and how its cases differ
+    FORWARD: ("chunk", OF_CHUNKS | {"every": (False, True)}),
+    **dict.fromkeys((RECOMPUTED, ALL, STATES, APART), ("chunk", OF_CHUNKS)),
+    SLOTS: ("chunk", {"offsets": INDICES, "slots": INDICES}),
+    RECURRENT: ("recurrent", {"offsets": INDICES, "slots": INDICES, "sms": (0, 1)}),
+    DECODE: ("decode", {"slots": INDICES, "by_column": (False, True), "by_channel": (False, True)}),
+}
+
 
 class Form(NamedTuple):
     """A way in which host code launches a plan."""
@@ -59,7 +75,13 @@ HOPPER = {
     "a walk back and gradients in one grid": Form("reverse", 150, 3, dict(reverse=True)),
     "the same, cut into segments": Form("reverse", 2200, 1, TWO | dict(reverse=True)),
 }
-BLACKWELL = {"as the plan says": Form("", 150, 1), "cut into segments": Form("compose", 2200, 1)}
+BLACKWELL = {
+    "as the plan says": Form("", 150, 1),
+    "cut into segments": Form("compose", 2200, 1),
+    "one kernel": Form("fused", 150, 3, dict(form="one kernel")),
+    "a walk back and gradients in one grid": Form("reverse", 150, 3, dict(reverse=True)),
+    "the same, cut into segments": Form("reverse", 2200, 1, TWO | dict(reverse=True)),
+}
 TRITON = {"as the plan says": Form("", 150, 1), "cut into segments": Form("compose", 2200, 1)}
 FLOAT32 = {
     "as the plan says": Form("", 150, 1),
@@ -68,7 +90,7 @@ FLOAT32 = {
 PATHS: dict[str, tuple[dict[str, Form], tuple[str, ...]]] = {  # and what is called
     "sm90": (HOPPER, (FORWARD, RECOMPUTED, ALL, STATES, APART)),
     "sm100": (BLACKWELL, (FORWARD, RECOMPUTED, ALL, STATES, APART)),
-    "triton": (TRITON, (FORWARD, RECOMPUTED, ALL, APART)),
+    "triton": (TRITON, (FORWARD, RECOMPUTED, ALL, APART, SLOTS, RECURRENT, DECODE)),
     "sm89": (FLOAT32, (FORWARD, RECOMPUTED, APART)),
 }
 GROUPS = tuple(group for group in digests.PROBLEMS if group[0] in PATHS)
@@ -83,6 +105,7 @@ MORE_TESTS = {
     "triton: tests of chunk_kda": "test_triton_backend_on_gpu.py", "sm89: tests": "test_sm89_on_gpu.py",
     "reference: tests of the API": "test_api.py", "reference: tests of selftest and verify": "test_evidence.py",
 }
+STEPS = 3                                    # sequences of a call of decode_step
 OPTIONS = "test_every_option_is_the_definition"
 PARTS = {                                    # tests that take minutes, and the parts in which their cases run
     f"test_sm90_forward_on_gpu.py::{OPTIONS}": 4, f"test_sm90_backward_on_gpu.py::{OPTIONS}": 4,
@@ -107,27 +130,32 @@ class GpuTest(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One call, or a forward and its backward."""
+    """One call of CALLS, or a forward and its backward."""
 
     backend: str
     arch: str
     words: str                               # they name its class of problems
     form: str                                # a key of PATHS
-    keeps: str                               # FORWARD, or what a step keeps
+    call: str                                # a key of CALLS
     sms: int = 0                             # that plans count on; 0: those of the GPU
     states: bool = True                      # final states are requested, and have gradients
     every: bool = False                      # a forward returns the states that enter chunks, too
     offsets: str = "int64"                   # dtype of cu_seqlens
+    slots: str = "int64"                     # dtype of slots, and of what else is counted or indexed beside them
+    by_column: bool = False                  # the states (V, K) of decode_step lie as (K, V)
+    by_channel: bool = False                 # a channel's rows lie next to each other in conv_states
     tokens: int = 0                          # instead of the form's, for the simulator
 
     @property
     def path(self) -> str:
-        return f"{self.backend}: {self.keeps}, {self.form}"
+        return f"{'pool' if self.call == SLOTS else self.backend}: {self.call}, {self.form}"
 
     @property
     def name(self) -> str:
-        other = [f"{self.sms} SMs"] * (self.sms > 0) + ["no final states"] * (not self.states)
+        other = [f"{self.sms} SM{'s' * (self.sms > 1)}"] * (self.sms > 0) + ["no final states"] * (not self.states)
         other += ["states of chunks"] * self.every + [f"{self.offsets} offsets"] * (self.offsets != "int64")
+        other += [f"{self.slots} slots"] * (self.slots != "int64") + ["states by column"] * self.by_column
+        other += ["tails by channel"] * self.by_channel
         return ", ".join([f"{self.path} | {self.arch} {self.words}", *other])
 
     @classmethod
@@ -142,12 +170,17 @@ class Case:
     def problem(self) -> Problem:
         """The problem of its forward."""
         p, form = Problem.parse(self.words), self.as_form
+        if self.call == DECODE:
+            return dataclasses.replace(p, B=STEPS, N=STEPS, H=2, HV=2 * (p.HV // p.H))
         T = self.tokens or form.T
-        return dataclasses.replace(
+        p = dataclasses.replace(
             p, direction="forward", B=1, T=T, N=len(lengths(T)) if p.packed else 1, H=form.heads,
-            HV=form.heads * (p.HV // p.H), final_state=self.states, scale=p.K**-0.5,
+            HV=form.heads * (p.HV // p.H), scale=p.K**-0.5,
             intermediate_states=self.every, disable_recompute=False, force=Force(**form.forced),
         )
+        if self.call in (SLOTS, RECURRENT):
+            return p
+        return dataclasses.replace(inner(p) if p.slots else p, checkpoints=None, final_state=self.states)
 
     def with_its_sms(self, host: Host) -> Host:
         return dataclasses.replace(host, sms=self.sms or host.sms)
@@ -166,17 +199,32 @@ class Case:
 
     def _recipes(self) -> Iterator[AnyRecipe]:
         p, offsets = self.problem, self.offsets if self.problem.packed else None
-        if self.keeps == FORWARD:
+        if self.call in (SLOTS, RECURRENT, DECODE):
+            yield from filter(self._launches, triton_plan.recipes(p, detect(p.device), training=False))
+            return
+        if self.call == FORWARD:
             yield from ahead.recipes_of(choose(p, self.backend).backend, p, Save.NOTHING, offsets)
             return
-        if self.keeps == APART:
+        if self.call == APART:
             back = dataclasses.replace(p, direction="backward")
             to = backend_of_backward(self.backend)
             yield from ahead.recipes_of(choose(back, to).backend, back, Save.NOTHING, offsets)
             return
-        p = dataclasses.replace(p, disable_recompute=self.keeps == ALL)
-        way = route(p, self.backend, training=True, states=self.keeps == STATES)
+        p = dataclasses.replace(p, disable_recompute=self.call == ALL)
+        way = route(p, self.backend, training=True, states=self.call == STATES)
         yield from ahead.recipes_of_step(way, offsets)
+
+    def _launches(self, recipe: AnyRecipe) -> bool:
+        """Whether it launches this kernel, one of those that calls of its class launch."""
+        built_for = {**recipe.constants, **recipe.signature}
+        lie = {"ORDER": "kv" if self.by_column else "vk", "conv_states_c": TYPES["int64"] if self.by_channel else 1}
+        indices = dict.fromkeys(("slots", "starts", "offsets", "checkpoints", "accepted"), self.slots)
+        needed = {name: f"*{TYPES[dtype]}" for name, dtype in (indices | {"cu_seqlens": self.offsets}).items()}
+        if self.call == DECODE:
+            needed |= lie
+        if self.call == RECURRENT:
+            needed["BV"] = recurrent_plan.config(self.problem, detect(self.problem.device).sms).BV
+        return all(built_for.get(name) in (None, value) for name, value in needed.items())
 
 
 def lengths(T: int) -> tuple[int, ...]:
@@ -188,15 +236,17 @@ def lengths(T: int) -> tuple[int, ...]:
 def _cases(backend: str, arch: str, form: str, calls: Iterable[str]) -> Iterator[tuple[Case, list[AnyRecipe]]]:
     """Those that take a form, with the kernels that they launch."""
     kernel, *_, numbers = PATHS[backend][0][form]
-    for words in digests.PROBLEMS[backend, arch]:
-        if (p := Problem.parse(words)).op == "chunk":
-            offsets = ("int64", "int32")[: 1 + p.packed]
-            for what in itertools.product(calls, numbers, (True, False), (False, True), offsets):
-                if what[3] and what[0] != FORWARD:
-                    continue                 # such a call records no gradients
-                recipes = (case := Case(backend, arch, words, form, *what)).recipes()
-                if recipes and (not kernel or any(recipe.name == kernel for recipe in recipes)):
-                    yield case, recipes
+    for words, call in itertools.product(digests.PROBLEMS[backend, arch], calls):
+        (op, variants), p = CALLS[call], Problem.parse(words)
+        if p.op != op or (call == SLOTS and not p.slots):
+            continue
+        given = {"offsets": p.packed, "slots": p.slots}                        # else their dtype makes no case
+        values = [each[: 1 + bool(given.get(name, True))] for name, each in variants.items()]
+        for sms, what in itertools.product(numbers, itertools.product(*values)):
+            case = Case(backend, arch, words, form, call, **{"sms": sms} | dict(zip(variants, what)))
+            recipes = case.recipes()
+            if recipes and (not kernel or any(recipe.name == kernel for recipe in recipes)):
+                yield case, recipes
 
 
 @functools.cache

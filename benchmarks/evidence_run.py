@@ -35,7 +35,8 @@ from ptxkit.compile import listening
 from ptxkit.compile.target import parse
 from ptxkit.temporary import replaced
 
-from .evidence_cases import APART, FORWARD, KEEPS, ON_GPU, Case, GpuTest, lengths
+from . import evidence_slots
+from .evidence_cases import APART, DECODE, FORWARD, KEEPS, ON_GPU, Case, GpuTest, lengths
 
 Tensor = torch.Tensor
 Tensors = dict[str, Tensor]
@@ -48,7 +49,9 @@ BLOCKS = {16 << 20: 40, 1 << 20: 256, 64 << 10: 512}           # bytes -> how ma
 
 
 def drawn(case: Case, regime: str, seed: int) -> cases.Case:
-    """Its inputs, on the CPU, with states (K, V)."""
+    """Its inputs, on the CPU, with states (K, V) where they are in no pool."""
+    if case.call == DECODE:
+        return evidence_slots.step(case, regime, seed)
     p = case.problem
     spec = Spec(
         lengths=lengths(p.T) if p.packed else None, B=p.B, T=p.T, H=p.H, HV=p.HV, K=p.K, V=p.V, C=p.C, dtype=p.dtype,
@@ -64,6 +67,8 @@ def drawn(case: Case, regime: str, seed: int) -> cases.Case:
         x["cu_seqlens"] = x["cu_seqlens"].to(getattr(torch, case.offsets))
     if not p.dt_bias:
         x.pop("dt_bias", None)
+    if case.call in evidence_slots.FUNCTIONS:
+        return evidence_slots.with_slots(case, cases.Case(spec, x, plain.do, plain.dht))
     return cases.Case(spec, x, plain.do, plain.dht if p.final_state else torch.zeros_like(plain.dht))
 
 
@@ -89,6 +94,8 @@ def exactly(case: Case, given: cases.Case, device: str) -> Tensors:
 
 def called(case: Case, given: cases.Case) -> Tensors:
     """The results of the backend; states come and go as the class of problems has them."""
+    if case.call in evidence_slots.FUNCTIONS:
+        return evidence_slots.called(case, given.keywords, backend=case.backend)
     p, x = case.problem, dict(given.keywords)
     flip = p.state_v_first
     x |= dict(backend=case.backend, batch_invariant=p.batch_invariant, state_v_first=flip,
@@ -96,18 +103,18 @@ def called(case: Case, given: cases.Case) -> Tensors:
     dht = given.dht.mT.contiguous() if flip else given.dht
     if flip and "initial_state" in x:
         x["initial_state"] = x["initial_state"].mT.contiguous()
-    if case.keeps == APART:
+    if case.call == APART:
         grads = kda.chunk_kda_bwd(**x, do=given.do, dht=dht if p.final_state else None)
         results = {name: y for name, y in grads._asdict().items() if y is not None}
     else:
-        if case.keeps == FORWARD:
+        if case.call == FORWARD:
             if case.every and p.packed:      # how many chunks there are: a graph cannot wait for the GPU to say so
                 x["cu_seqlens_cpu"] = torch.tensor(given.spec.offsets, dtype=x["cu_seqlens"].dtype)
             with torch.no_grad():
                 results = named(kda.chunk_kda(**x, return_intermediate_states=case.every), p.final_state)
         else:
             leaves = leaves_of(x)
-            outputs = kda.chunk_kda(**x | leaves, disable_recompute=KEEPS[case.keeps])
+            outputs = kda.chunk_kda(**x | leaves, disable_recompute=KEEPS[case.call])
             results, wanted = named(outputs, p.final_state), by_gradient(leaves)
             ends = (outputs[0], outputs[1]) if p.final_state else (outputs[0],)
             grads = torch.autograd.grad(ends, list(wanted.values()), (given.do, dht)[: len(ends)], allow_unused=True,
@@ -124,6 +131,8 @@ def called(case: Case, given: cases.Case) -> Tensors:
 def right(case: Case, regime: str, device: str, folder: Path | None) -> tuple[cases.Case, dict[str, Budget]]:
     """The inputs, and every result in float64 with its budget.  `folder` keeps budgets, which take a while."""
     given = drawn(case, regime, seed=1)
+    if case.call in evidence_slots.FUNCTIONS:
+        return given, evidence_slots.limits_of(case, given, device)
     exact = {name: x.cpu() for name, x in exactly(case, given, device).items()}
     rounding = Door(case.backend, device).rounding(given)
     key = repr((given.spec, rounding, case.problem.final_state, [str(x.dtype) for x in given.inputs if x is not None]))
@@ -146,7 +155,7 @@ def right(case: Case, regime: str, device: str, folder: Path | None) -> tuple[ca
 
 def reused(case: Case) -> Case:
     """The case with which it shares inputs and budgets."""
-    return dataclasses.replace(case, keeps=FORWARD, sms=0)
+    return dataclasses.replace(case, call=case.call if case.call in evidence_slots.FUNCTIONS else FORWARD, sms=0)
 
 
 # ---- memory and launches
@@ -312,6 +321,7 @@ def from_a_graph(case: Case, given: cases.Case, first: Tensors, device: str) -> 
     others = drawn(case, "slow", seed=2).map(lambda x: x.to(device))
     static = others.map(torch.clone)
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())                              # the clones are made there
     with torch.cuda.stream(side):
         called(case, static)
     torch.cuda.synchronize()

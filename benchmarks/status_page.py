@@ -18,6 +18,7 @@ from .ledger_page import table
 CALLS = {                                    # the first words of a host path -> what a user calls it
     "forward": "`chunk_kda` without gradients", "step": "`chunk_kda`, a training step",
     "backward alone": "`chunk_kda_bwd`", "decode_step": "`decode_step`", "recurrent": "`fused_recurrent_kda`",
+    "fused_recurrent_kda": "`fused_recurrent_kda`", "chunk_kda from and to slots": "`chunk_kda` on slots of a pool",
     "prefill from and to slots": "`chunk_kda` on slots of a pool", "nn.KimiDeltaAttention": "`kda.nn`, the layer",
     "two GPUs of one host": "`kda.parallel`, two GPUs",
 }

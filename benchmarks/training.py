@@ -22,6 +22,7 @@ import importlib
 import importlib.metadata
 import json
 import math
+import statistics
 import subprocess
 import sys
 import sysconfig
@@ -154,7 +155,8 @@ def batch_of(text: torch.Tensor, step: int, s: Settings) -> torch.Tensor:
 
 
 def train(side: str, s: Settings, clock: Callable[[], float] = time.perf_counter) -> dict[str, Any]:
-    """Return the row of a side: losses of all steps, the rate of the later ones, seconds of the first, memory."""
+    """Return the row of a side: losses of all steps, the rate of the median of the later ones, seconds of the first,
+    memory."""
     from kda.notices import KdaNotice
 
     on_gpu = s.device.startswith("cuda")
@@ -177,8 +179,9 @@ def train(side: str, s: Settings, clock: Callable[[], float] = time.perf_counter
             print(f"{side}: step {step}, loss {losses[-1]:.3f}, {seconds[-1]:.2f} s", file=sys.stderr, flush=True)
     timed = seconds[s.timed_from - 1:]
     row = {
-        "side": side, "tokens_per_second": len(timed) * s.batch * s.tokens / sum(timed), "from_step": s.timed_from,
-        "first_step_seconds": seconds[0], "parameters": sum(p.numel() for p in model.parameters()),
+        "side": side, "tokens_per_second": s.batch * s.tokens / statistics.median(timed), "from_step": s.timed_from,
+        "first_step_seconds": seconds[0], "step_seconds": timed,
+        "parameters": sum(p.numel() for p in model.parameters()),
         "losses": {str(step): loss for step, loss in enumerate(losses, 1)},
         "text": {"bytes": len(text), "sha256": hashlib.sha256(text.numpy().tobytes()).hexdigest()},
     }
@@ -255,7 +258,7 @@ def about(s: Settings) -> dict[str, Any]:
             continue
     device = torch.cuda.get_device_name() if s.device.startswith("cuda") else "a CPU"
     what = ("FLA's KDA language model on bytes of Python sources, by side, in processes of their own: the same seed "
-            f"and data; tokens per second of steps {s.timed_from} to {s.steps}")
+            f"and data; tokens per second of the median of steps {s.timed_from} to {s.steps}")
     return {"what": what, "gate": s.gate, "device": device, "date": str(datetime.date.today()), "commit": commit(),
             "versions": versions, "settings": dataclasses.asdict(s)}
 

@@ -24,6 +24,7 @@ import torch
 
 from ..naming import Span
 from .aligned import ALIGNMENT
+from .turns import Turns, in_turn
 
 POISON = 0xFF                                # in every byte: a nan in each floating-point type, -1 in each integer type
 CHUNK = 16 << 20                             # bytes that are asked of the system at once
@@ -125,11 +126,14 @@ class Block:
         return text if self.freed is None else f"{text} and freed at {self.freed}"
 
 
-class Arena:
+class Arena(Turns):
     """The memory of one capture.  `seed` varies which address an allocation gets; `stream` says which one is current;
     `reused` is called before an allocation that may get memory which other streams have used."""
 
-    def __init__(self, seed: int, stream: Callable[[], int], reused: Callable[[], None]):
+    def __init__(
+        self, seed: int, stream: Callable[[], int], reused: Callable[[], None], turns: Turns | None = None
+    ):
+        super().__init__(turns)
         self.stream, self.reused = stream, reused
         self.pool: Any = None                # memory of the CUDA graph that is captured now
         self.left: list[Block] = []          # freed blocks that other streams have used
@@ -143,6 +147,7 @@ class Arena:
         self._bytes_held_back = 0
         self._free: dict[int, list[tuple[Chunk, int]]] = defaultdict(list)  # by room: what may be used again
 
+    @in_turn
     def memory(self, size: int, written: bool = False) -> torch.Tensor:
         """Allocate bytes, aligned as CUDA aligns memory; they are poisoned unless the caller writes all of them."""
         if not size:
@@ -162,6 +167,7 @@ class Arena:
             block.written = bytearray(room)
         return torch.frombuffer(view, dtype=torch.uint8)
 
+    @in_turn
     def block_at(self, address: int) -> Block | None:
         """Return the block, alive or kept back, that an address lies in."""
         if not (i := bisect.bisect_right(self._begins, address)):
@@ -215,6 +221,7 @@ class Arena:
         block.freed, block.ends = SourceLine(sys._getframe().f_back), None
         self._ended.append(block)
 
+    @in_turn
     def settle(self) -> None:
         """Poison what has been freed, and let go of what has been kept back for long enough."""
         while self._ended:

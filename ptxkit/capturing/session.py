@@ -5,20 +5,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from ptxkit.compile.call_sites import CallSites
-from ptxkit.compile.launching import Launch
+from ptxkit.compile.launching import Launch, redirect
 from ptxkit.errors import PtxkitError
 
 from .. import advice, launches, tensormap
 from ..chips import Chip
 from ..findings import FREED, Finding, SimulationError, of_launch
-from ..temporary import replaced
 from ..timing.clock import together
 from . import memory
 from .arena import Heap
 from .devices import runs
+from .turns import Turns, in_turn
 from .unwritten import Trial
 
 PATIENCE = 100_000                           # instructions that a launch may run more when it is repeated
@@ -28,10 +28,11 @@ class CaptureError(PtxkitError, RuntimeError):
     """A launch that cannot be captured."""
 
 
-class Session:
+class Session(Turns):
     """The runs of all launches so far, in order."""
 
     def __init__(self, device: Chip, options: dict[str, Any]):
+        super().__init__()
         self.device = device
         self.options = options               # what ptxkit.launch takes
         self.launches: list[Launch] = []
@@ -63,6 +64,7 @@ class Session:
             raise CaptureError("this capture has no clock. Use capture(..., clock=True), or the name of a chip.")
         return 1e3 * together([run for run in self.runs if run.clock])
 
+    @in_turn
     def launch(self, launch: Launch, lost: frozenset[int] = frozenset()) -> Any:
         """Simulate a launch; its tensors are written in place.  `lost` is Heap's."""
         kernel = launch.kernel
@@ -122,7 +124,7 @@ class Session:
                 registers=kernel.registers, behind=behind, **options | more,
             )
 
-        with replaced(self, gpu=None):       # what simulates sees the machine as it is
+        with redirect(cast(Any, None)):      # what simulates sees the machine as it is
             run = simulate(accesses=accesses, heap=heap)
             trial.judge(run, lambda: simulate(timeline=False, limit=PATIENCE + 2 * run.counters["warp_instructions"]))
         if lost := self._lost_arguments(run, heap):

@@ -20,6 +20,7 @@ from ptxkit.compile.launching import Launch, launch_sink
 from ptxkit.errors import PtxkitError
 
 from ..capturing import Capture, capture, memory
+from ..capturing.gpu.threads import followed
 from ..findings import Finding
 from ..mutation import Mutants, mutants
 from ..mutation.replay import equal
@@ -159,7 +160,8 @@ def run(
             return run
 
         session.around = launched
-        result.failed = _executed(path, args)
+        with followed(session):
+            result.failed = _executed(path, args)
     return result
 
 

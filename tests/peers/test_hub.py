@@ -1,7 +1,6 @@
 """kda as a kernel of Hugging Face's `kernels`, loaded from a folder as `use_kernels=True` loads one from the hub."""
 
 import json
-import os
 import re
 import runpy
 import subprocess
@@ -9,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import ROOT, said_by
 
 import kda
 
@@ -16,7 +16,6 @@ pytest.importorskip("transformers.models.kimi_linear", reason="needs a transform
 kernels = pytest.importorskip("kernels", reason="needs kernels")
 
 pytestmark = pytest.mark.peers
-ROOT = Path(__file__).resolve().parents[2]
 LAYERS = {"chunk_kda": "chunk_kimi_delta_attention", "fused_recurrent_kda": "recurrent_kimi_delta_attention"}
 
 
@@ -55,45 +54,22 @@ print(tuple(o.shape), sys.modules["kda"].__file__)
 
 
 PROGRAM = """
-import inspect
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import small_models
-import torch
 from kernels import LocalLayerRepository, Mode, kernelize, use_kernel_forward_from_hub, use_kernel_mapping
+from programs import counted, results
 
 import kda.hub
 
 folder, layers = Path(sys.argv[1]), json.loads(sys.argv[2])
-tokens = torch.arange(1, 41).view(2, 20)
 module = small_models.module_of("kimi_linear")
-
-
-def results(model):
-    model.eval()
-    with torch.no_grad():
-        logits = model(tokens).logits
-        made = model.generate(tokens, max_new_tokens=5, do_sample=False)
-    model.train()
-    model(tokens).logits.square().mean().backward()
-    return logits, made, model.get_input_embeddings().weight.grad
-
-
-def counted(name, old):
-    def call(*args, **options):
-        calls[name] = calls.get(name, 0) + 1
-        return old(*args, **options)
-
-    return call
-
-
 with small_models.in_torch("kimi_linear"):
     expected = results(small_models.model_of("kimi_linear"))
-    calls, found = {}, []
-    for name in layers:
-        setattr(kda.hub, name, counted(name, getattr(kda.hub, name)))
+    calls, found = counted(kda.hub, *layers), []
     model = small_models.model_of("kimi_linear")
     for name, layer in layers.items():
         function = use_kernel_forward_from_hub(name)(getattr(module, layer))
@@ -108,7 +84,7 @@ with small_models.in_torch("kimi_linear"):
         model.zero_grad()
 print(json.dumps({
     "logits": small_models.distance(found[0][0], expected[0]), "tokens": bool((found[0][1] == expected[1]).all()),
-    "gradient": small_models.distance(found[1][2], expected[2]), "calls": calls,
+    "gradient": small_models.distance(found[1][2], expected[2]), "calls": Counter(calls),
 }))
 """
 
@@ -116,11 +92,7 @@ print(json.dumps({
 def test_a_model_with_use_kernels_calls_kda_and_gives_its_own_logits_tokens_and_gradients(folder):
     """Functions are decorated as transformers does it, which wants a newer `kernels` than there is; and in a process of
     its own, because what is replaced stays replaced."""
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "peers", *sys.path)))
-    ran = subprocess.run([sys.executable, "-c", PROGRAM, str(folder), json.dumps(LAYERS)], capture_output=True,
-                         text=True, env=os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}, timeout=300)
-    assert ran.returncode == 0, ran.stderr
-    said = json.loads(ran.stdout.splitlines()[-1])
+    said = said_by(PROGRAM, folder, json.dumps(LAYERS))
     assert said["tokens"] and said["calls"].keys() == {"chunk_kda", "fused_recurrent_kda"}
     assert said["logits"] < 1e-4 and said["gradient"] < 1e-4, said
 
@@ -128,6 +100,7 @@ def test_a_model_with_use_kernels_calls_kda_and_gives_its_own_logits_tokens_and_
 ON_THE_PAGE = """
 import json
 import sys
+from collections import Counter
 
 import transformers.utils
 import transformers.utils.import_utils
@@ -140,42 +113,20 @@ from transformers.utils import kernel_config
 kernel_config.KERNELS_SUPPORTED_DEVICE_TYPES = ["cpu"]                   # it wants a GPU
 
 import small_models
-import torch
+from programs import counted, results
 
 import kda.hub
 
-code, calls, names = sys.argv[1], {}, {}
-tokens = torch.arange(1, 41).view(2, 20)
-
-
-def counted(name, old):
-    def call(*args, **options):
-        calls[name] = calls.get(name, 0) + 1
-        return old(*args, **options)
-
-    return call
-
-
-def results(model, to_generate="", to_train=""):
-    names["model"] = model.eval()
-    exec(to_generate, names)
-    with torch.no_grad():
-        logits, made = model(tokens).logits, model.generate(tokens, max_new_tokens=5, do_sample=False)
-    model.train()
-    exec(to_train, names)
-    model(tokens).logits.square().mean().backward()
-    return logits, made, model.get_input_embeddings().weight.grad
-
-
+names = {}
 expected = results(small_models.model_of("kimi_linear"))
-for name in ("chunk_kda", "fused_recurrent_kda"):
-    setattr(kda.hub, name, counted(name, getattr(kda.hub, name)))
-*begins, to_generate, to_train = code.splitlines()
+calls = counted(kda.hub, "chunk_kda", "fused_recurrent_kda")
+*begins, to_generate, to_train = sys.argv[1].splitlines()
 exec("\\n".join(begins), names)
-found = results(small_models.model_of("kimi_linear"), to_generate, to_train)
+ends = (lambda model, line=line: exec(line, names | {"model": model}) for line in (to_generate, to_train))
+found = results(small_models.model_of("kimi_linear"), *ends)
 print(json.dumps({
     "logits": small_models.distance(found[0], expected[0]), "tokens": bool((found[1] == expected[1]).all()),
-    "gradient": small_models.distance(found[2], expected[2]), "calls": calls,
+    "gradient": small_models.distance(found[2], expected[2]), "calls": Counter(calls),
 }))
 """
 
@@ -183,11 +134,7 @@ print(json.dumps({
 def test_the_page_says_how_a_model_takes_kda_from_a_folder(folder):
     page = (ROOT / "docs" / "layer.md").read_text()
     (code,) = re.findall(r"^```py\n(from transformers import KernelConfig\n.*?)^```", page, re.DOTALL | re.MULTILINE)
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "peers", *sys.path)))
-    ran = subprocess.run([sys.executable, "-c", ON_THE_PAGE, code.replace("/path/to/kda-hub", str(folder))], text=True,
-                         capture_output=True, env=os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}, timeout=300)
-    assert ran.returncode == 0, ran.stderr
-    said = json.loads(ran.stdout.splitlines()[-1])
+    said = said_by(ON_THE_PAGE, code.replace("/path/to/kda-hub", str(folder)))
     assert said["calls"] == {"chunk_kda": 3, "fused_recurrent_kda": 4}, "two prompts and a step, and four tokens"
     assert said["tokens"] and said["logits"] < 1e-4 and said["gradient"] < 1e-4, said
 

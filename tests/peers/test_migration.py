@@ -1,49 +1,28 @@
 """The model of docs/fla.md runs as it stands there, on kda, and computes what transformers computes."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from programs import ROOT, said_by
 
 pytest.importorskip("fla", reason="needs fla-core, see tests/peers/conftest.py")
 pytest.importorskip("transformers", reason="needs transformers, see tests/peers/conftest.py")
 
 pytestmark = pytest.mark.peers
 
-ROOT = Path(__file__).parents[2]
 LIMIT = 100 * torch.finfo(torch.float32).eps             # for sums in another order
 PROGRAM = """
-import functools
 import json
 import re
 import sys
 from pathlib import Path
 
 import torch
+from programs import counted
 from small_models import distance, in_torch
 
 import kda
 
-calls = []
-
-
-def counted(name):
-    real = getattr(kda.calls.api, name)
-
-    @functools.wraps(real)
-    def call(*args, **keywords):
-        calls.append(name)
-        return real(*args, **keywords)
-
-    setattr(kda.calls.api, name, call)
-
-
-for name in ("chunk_kda", "fused_recurrent_kda_fwd"):
-    counted(name)
+calls = counted(kda.calls.api, "chunk_kda", "fused_recurrent_kda_fwd")
 page = Path(sys.argv[1])
 code, = re.findall(r"^## A model\\n.*?^```py\\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 found, alone = {}, {}
@@ -62,11 +41,7 @@ print(json.dumps({
 
 def test_the_model_of_the_page_runs_on_kda_with_the_loss_and_the_tokens_of_transformers():
     """In a process of its own: transformers keeps the functions that it has found first."""
-    path = os.pathsep.join(map(os.path.abspath, (ROOT, ROOT / "tests" / "peers", *filter(None, sys.path))))
-    ran = subprocess.run([sys.executable, "-c", PROGRAM, str(ROOT / "docs" / "fla.md")], capture_output=True,
-                         text=True, env=os.environ | {"PYTHONPATH": path}, timeout=300)
-    assert ran.returncode == 0, ran.stderr
-    said = json.loads(ran.stdout.splitlines()[-1])
+    said = said_by(PROGRAM, ROOT / "docs" / "fla.md")
     assert said["calls"] == ["chunk_kda"] * 2 + ["fused_recurrent_kda_fwd"] * 5    # a step, the prompt, five tokens
     assert said["gradient"] and said["calls of transformers"] == [] and said["loss"] < LIMIT
     assert said["tokens"] and said["shape"] == [2, 26]

@@ -32,6 +32,11 @@ PER_HEAD = (
     f"bfloat16 {MODEL} gate_per_head=true", f"bfloat16 softplus l2norm packed gate_per_head=true {STATES}",
 )
 SMALL = (f"bfloat16 K=64 V=64 {MODEL}", f"bfloat16 K=64 V=128 softplus packed {STATES}")
+FROM_ZERO = "dt_bias=true l2norm beta=sigmoid final_state=true"                 # the named shapes of `kda bench`
+NAMED = (
+    f"bfloat16 bounded {FROM_ZERO}", f"bfloat16 bounded {FROM_ZERO} packed", f"bfloat16 softplus {FROM_ZERO}",
+    f"bfloat16 K=64 V=64 bounded {FROM_ZERO}",
+)
 FLOATS = (
     f"float32 K=64 V=64 {MODEL} forward", f"float32 K=64 V=64 {MODEL} backward",
     f"float32 softplus dt_bias=true l2norm packed C=32 {STATES} forward",
@@ -55,7 +60,7 @@ SERVING = (
 LAYERS = ("bfloat16", "float32")
 PROBLEMS = {
     ("sm100", "sm100"): FORWARDS + SMALL[:1] + PER_HEAD, ("sm100", "sm103"): FORWARDS[:1],
-    ("sm90", "sm90"): FORWARDS + SMALL + PER_HEAD, ("sm89", "sm89"): FLOATS, ("triton", "sm80"): BOTH[:2],
+    ("sm90", "sm90"): FORWARDS + SMALL + PER_HEAD + NAMED, ("sm89", "sm89"): FLOATS, ("triton", "sm80"): BOTH[:2],
     ("triton", "sm90"): BOTH + SERVING, ("triton", "sm100"): BOTH[:2], ("layer", "sm90"): LAYERS,
 }
 PLANS = {backend: f"kda.backends.{backend}.plan" for backend, _ in PROBLEMS}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -95,12 +95,13 @@ def bytes_moved(x: Mapping[str, Any]) -> int:
     return 2 * len(x["q"]) * pools + sum(map(size, rows))
 
 
-def budgets(x: dict[str, Any]) -> dict[str, Budget]:
-    """Return the budget of o and of each updated tensor, from the reference in float64 and in float32."""
+def budgets(x: dict[str, Any], run: Callable[..., dict[str, Tensor]] = run_step) -> dict[str, Budget]:
+    """Return the budget of o and of each updated tensor, from the reference in float64 and in float32.  `run` makes a
+    call that has no chunks; by default it is one of decode_step."""
     reference = {"backend": "reference"}
-    exact = run_step(copied(x, torch.float64), **reference)
-    rounded = [run_step(_rounded(x, shake), **reference) for shake in (None, *shakes(x["g"].numel()))]
-    stored = {"o": x["q"].dtype} | {name: x[name].dtype for name in exact if name != "o"}
+    exact = run(copied(x, torch.float64), **reference)
+    rounded = [run(_rounded(x, shake), **reference) for shake in (None, *shakes(x["g"].numel()))]
+    stored = {name: result.dtype for name, result in run(copied(x), **reference).items()}
     K, W = x["q"].shape[-1], 4
     return {
         name: Budget.of(exact[name].double(), *(r[name].to(stored[name]) for r in rounded), compute=torch.float32,
@@ -111,9 +112,9 @@ def budgets(x: dict[str, Any]) -> dict[str, Budget]:
 
 def _rounded(x: dict[str, Any], shake: int | None) -> dict[str, Any]:
     """Cast to float32 and shake inputs in the last bit; the pool of states is as it was: it rounds after each token."""
-    rounded = copied(x, torch.float32) | {"states": x["states"].clone()}
+    rounded = copied(x, torch.float32) | {name: x[name].clone() for name in ("states",) if name in x}
     if shake is not None:
-        for name in ("q", "k", "v", "g", "states"):
+        for name in (name for name in ("q", "k", "v", "g", "states", "initial_state") if name in rounded):
             if rounded[name].dtype == torch.float32:
                 rounded[name] = shaken(rounded[name], shake)
     return rounded

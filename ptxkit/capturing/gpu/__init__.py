@@ -9,8 +9,8 @@
 | `torch_cuda.py` | torch.cuda: the device, its streams and events (`streams.py`), graphs (`graphs.py`) |
 | `bindings.py` | cuda.bindings.driver and cuda.bindings.runtime (`driver.py`, `images.py`) |
 
-Everything is there for the capture's own thread, until the block ends. The application itself asks `ptxkit.standing`
-and sees tensors where they are.
+Everything is there for the capture's own thread, until the block ends; in `ptxkit simulate` for those that the script
+starts as well (`threads.py`). The application itself asks `ptxkit.standing` and sees tensors where they are.
 """
 
 from __future__ import annotations

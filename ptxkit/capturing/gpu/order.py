@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ...findings import FREED, Finding, of_launch
 from ...naming import GLOBAL, Names
 from ..arena import Arena, Block
+from ..turns import Turns, in_turn
 
 READS, WRITES = 1, 2                         # flags of a byte, as the engine sets them
 DEFAULT = 0                                  # the legacy default stream
@@ -50,10 +51,11 @@ class Accesses(NamedTuple):
     storage: StorageWeakRef | Block
 
 
-class Order:
+class Order(Turns):
     """The order of the launches of one capture."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns | None = None) -> None:
+        super().__init__(turns)
         self.watching = False                # the program has made a stream
         self._blocking: set[int] = set()     # streams that the default stream waits for, and that wait for it
         self._launched: Mark = defaultdict(int)
@@ -61,11 +63,13 @@ class Order:
         self._host: Mark = {}
         self._seen: list[Accesses] = []
 
+    @in_turn
     def created(self, stream: int, blocking: bool = False) -> None:
         self.watching = True
         if blocking:
             self._blocking.add(stream)
 
+    @in_turn
     def reached(self, stream: int) -> Mark:
         """Return all that a stream's next launch comes after: also what an event records."""
         known = self._known[stream]
@@ -75,15 +79,18 @@ class Order:
             _join(known, {other: self._launched[other]})
         return dict(known)
 
+    @in_turn
     def wait(self, stream: int, mark: Mark | None) -> None:
         """Let a stream wait for an event (None: it was never recorded)."""
         _join(self._known[stream], mark or {})
 
+    @in_turn
     def host_waits(self, mark: Mark | None = None) -> None:
         """Let the host wait for an event or a stream; None: for everything."""
         _join(self._host, self._launched if mark is None else mark)
         self._seen = [a for a in self._seen if a.number > self._host.get(a.stream, 0)]
 
+    @in_turn
     def launched(self, stream: int, run: Any, tensors: Iterable[torch.Tensor], arena: Arena) -> list[Finding]:
         """Enter a launch, and return what it touches without an order behind launches of other streams."""
         known = self.reached(stream)
@@ -105,6 +112,7 @@ class Order:
         self._seen += mine
         return list(findings.values())
 
+    @in_turn
     def freed(self, block: Block) -> list[Finding]:
         """A block is free for its stream: what other streams may still do to it, which their runs have as findings."""
         known, findings = self.reached(block.stream), []

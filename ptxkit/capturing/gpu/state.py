@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,15 +31,33 @@ class Gpu:
     def __init__(self, session: Session):
         self.session = session
         self.places: Any = WeakTensorKeyDictionary()  # tensor -> "cuda" or "cpu", where the program said so
-        self.default_device: torch.device | None = None  # the one set by torch.set_default_device
-        self.stream: Any = None              # the current one; None: the default stream
+        self._of_thread = threading.local()
+        self.mode: Any = None                # in which tensors say that they are here (tensors.py)
         self.graph: Any = None  # the one that records launches now
-        self.order = Order()
-        self.arena = Arena(session.options.get("schedule", 0), lambda: self.stream_number, self.reused)
+        self.order = Order(session)
+        self.arena = Arena(session.options.get("schedule", 0), lambda: self.stream_number, self.reused, session)
         self.peak = 0                        # bytes of memory in use when somebody asked
         self.allocations: dict[int, torch.Tensor] = {}  # by address, for cudaMalloc and its like
         self.objects: dict[int, Any] = {}    # what cuda-python made: modules, kernels, events, by handle
         self._handles = itertools.count(FIRST_STREAM)
+
+    @property
+    def stream(self) -> Any:
+        """Return the thread's current stream; None: the default stream."""
+        return getattr(self._of_thread, "stream", None)
+
+    @stream.setter
+    def stream(self, stream: Any) -> None:
+        self._of_thread.stream = stream
+
+    @property
+    def default_device(self) -> torch.device | None:
+        """Return what the thread gave torch.set_default_device."""
+        return getattr(self._of_thread, "default_device", None)
+
+    @default_device.setter
+    def default_device(self, device: torch.device | None) -> None:
+        self._of_thread.default_device = device
 
     @property
     def chip(self) -> Chip:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
-from ...temporary import replaced
 from .order import Mark
 from .patching import current
 from .state import CUDA, Gpu
@@ -122,6 +122,12 @@ class Event:
         raise RuntimeError("a capture is one process: its events have no handle for others")
 
 
-def entered(gpu: Gpu, stream: Any) -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def entered(gpu: Gpu, stream: Any) -> Iterator[None]:
     """Do what `with torch.cuda.stream(stream)` does; None changes nothing."""
-    return replaced(gpu, stream=gpu.stream if stream is None else stream)
+    before = gpu.stream
+    gpu.stream = before if stream is None else stream
+    try:
+        yield
+    finally:
+        gpu.stream = before

@@ -216,7 +216,7 @@ ANSWERS: dict[Any, Answer] = {
 @contextlib.contextmanager
 def standing_in(gpu: Gpu, patches: Patches) -> Iterator[None]:
     """Inside the block the mode is on."""
-    mode = Tensors(gpu)
+    mode = gpu.mode = Tensors(gpu)
     _reach(mode, patches)
     with mode, mode.operators:
         yield

@@ -1,6 +1,7 @@
 """The ledger of what ran on a GPU, its page and README's table, and the program that fills it."""
 
 import argparse
+import dataclasses
 import json
 import sys
 import threading
@@ -10,9 +11,13 @@ import pytest
 
 from benchmarks import common, evidence, evidence_cases, evidence_run, ledger_page
 from benchmarks.evidence_cases import (
+    DECODE,
+    GROUPS,
     ON_GPU,
     PATHS,
     RECOMPUTED,
+    RECURRENT,
+    SLOTS,
     Case,
     GpuTest,
     candidates,
@@ -22,6 +27,10 @@ from benchmarks.evidence_cases import (
     matches,
 )
 from kda.model.host import Host, detect
+from kda.model.problem import Problem
+from kda.tools.commands import explain
+from kda.tools.commands.explain import words_of
+from kda.tools.measure.shapes import SHAPES
 from kda.tools.verify import ledger
 from kda.tools.verify.ledger import FAILED, FILE, RAN, SIMULATED, Ledger
 
@@ -124,6 +133,28 @@ def test_cases_cover_every_kernel_and_path_of_float32():
     assert [case.path for case in without] == [chosen[0].path] and without[0].name != chosen[0].name
 
 
+@pytest.mark.parametrize("backend, arch", GROUPS)
+def test_some_case_launches_each_kernel_of_the_digests(backend, arch):
+    labels = evidence.digests.labelled(backend, arch)
+    without = {*labels} - covers(backend, arch, {recipe: label for label, recipe in labels.items()})
+    assert not without, "\n".join(without)
+
+
+OF_HOPPER = [name for name, shape in SHAPES.items() if shape.dtype == "bfloat16"]
+
+
+@pytest.mark.parametrize("name", OF_HOPPER)
+def test_some_case_launches_each_kernel_of_a_named_shape_on_hopper(name):
+    labels = {recipe: label for label, recipe in evidence.digests.labelled("sm90", "sm90").items()}
+    launched, problem = covers("sm90", "sm90", labels), Problem.parse(words_of(SHAPES[name]))
+    for training, keeps in ((False, False), (True, False), (True, True)):
+        p = dataclasses.replace(problem, disable_recompute=keeps)
+        explained = explain.explained(p, training, "auto", evidence.parse("sm90"))
+        recipes = [recipe for each in explained.planned for recipe in each.recipes]
+        assert explained.backend == "sm90" and recipes
+        assert {labels.get(recipe) for recipe in recipes} <= launched
+
+
 def test_a_case_is_known_by_its_name_and_the_tests_exist():
     case = next(iter(candidates("sm89", "sm89")))
     assert matches(case.name, "sm89 forward K=64") and not matches(case.name, "K=64 sm89: forward")
@@ -197,6 +228,60 @@ def test_one_wrong_element_and_other_bits_of_a_second_call_are_told(of_the_refer
     first, second = evidence_run.checked(*of_the_reference, "cpu", [])
     assert first.startswith("dk is ") and "times its budget" in first
     assert second == "a second call, with nan in fresh memory, gives other bits: dk"
+
+
+SMALL = "K=8 V=16 C=32 state_dtype=float32 state_v_first=true"
+WITHOUT_CHUNKS = {                             # what is called -> words, and what the call gives
+    DECODE: (f"float32 decode T=2 softplus accepted_tokens=true slots=4 {SMALL}",
+             {"o", "states", "written", "conv_states", "records"}),
+    RECURRENT: (f"float32 recurrent softplus packed slots=4 {SMALL} final_state=true",
+                {"o", "initial_state", "written"}),
+    SLOTS: (f"float32 bounded packed start_slots=true checkpoints=float32 batch_invariant=true slots=4 {SMALL}",
+            {"o", "initial_state", "written"}),
+}
+
+
+@pytest.fixture(params=WITHOUT_CHUNKS)
+def of_slots(request, monkeypatch):
+    monkeypatch.setitem(PATHS, "reference", PATHS["triton"])
+    words, results = WITHOUT_CHUNKS[request.param]
+    case = Case("reference", "sm90", words, "as the plan says", request.param, tokens=150)
+    return case, *evidence_run.right(evidence_run.reused(case), "slow", "cpu", None), results
+
+
+def test_a_right_call_of_slots_is_within_every_budget(of_slots):
+    *arguments, results = of_slots
+    used = []
+    assert [*evidence_run.checked(*arguments, "cpu", used)] == []
+    assert {name for *_, name in used} == results
+
+
+def test_one_wrong_element_of_each_result_of_slots_is_told(of_slots, monkeypatch):
+    *arguments, results = of_slots
+    right, (_, given, limits) = evidence_run.called, arguments
+    for wrong in results:
+        def spoilt(*arguments, wrong=wrong):
+            found = right(*arguments)
+            moved = found[wrong] != given.keywords.get(wrong, 0)               # what the call has written
+            found[wrong][tuple(moved.nonzero()[-1])] += 4 * limits[wrong].exact.std()
+            return found
+
+        monkeypatch.setattr(evidence_run, "called", spoilt)
+        (line,) = evidence_run.checked(*arguments, "cpu", [])
+        assert line.startswith(f"{wrong} is ") and "times its budget" in line
+
+
+def test_each_state_that_a_call_with_slots_writes_is_one_that_the_budget_has_moved(of_slots):
+    """A case would prove nothing of a slot whose right contents are those from before."""
+    case, given, limits, _ = of_slots
+    name = "states" if case.call == DECODE else "initial_state"
+    before = given.keywords[name].double()
+    moved = (limits[name].exact != before).flatten(1).any(1).nonzero().flatten().tolist()
+    listed = [given.keywords[each].flatten() for each in ("ssm_state_indices", "checkpoint_indices")
+              if each in given.keywords]
+    written = {int(slot) for slots in listed for slot in slots} - {-1}
+    kept = int(given.keywords["ssm_state_indices"][1]) if case.call == RECURRENT else None
+    assert set(moved) == written - {kept} and len(moved) < len(before)         # a sequence of no tokens keeps its own
 
 
 def test_a_gpu_looks_as_it_is_stated_in_every_thread():
