@@ -37,7 +37,7 @@ FORWARD = faults({"common/cute/rows": {
     ),
 }, "sm100/fwd/chain": {
     "the neighbour's group does not hear that a stage is free": (
-        "long", "deadlock", "group.empty), chunk & 1)", "group.empty), rank)"
+        "long", "deadlock", "group.empty), chunk & 1)", "group.empty), cute.arch.block_idx()[0] % CTAS)"
     ),
     "-v of the next chunk is made over o that was not read": ("long", "race-read-write", *LATE_O),
     "rows of v are read before they are there": (
