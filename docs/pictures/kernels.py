@@ -11,7 +11,7 @@ import json
 import pathlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,13 +47,20 @@ class Placed:
     row: int
 
 
+def of_warps(warps: Sequence[int]) -> str:
+    """Name warps, those that follow each other by the first and the last: warps 4-7, 16-19."""
+    firsts = [warp for warp in warps if warp - 1 not in warps]
+    lasts = [warp for warp in warps if warp + 1 not in warps]
+    runs = ", ".join(f"{a}-{b}" if a < b else f"{a}" for a, b in zip(firsts, lasts))
+    return f"warps {runs}" if len(warps) > 1 else f"warp {runs}"
+
+
 def about(kernel: Kernel, name: str) -> list[str]:
     """Lines of a node: a role's warps and registers, then what it does."""
     role = name.partition(":")[0]
     lines = list(kernel.nodes[name].says)
     if role in kernel.config.roles:
-        warps = kernel.config.roles[role]
-        many = f"warps {warps[0]}-{warps[-1]}" if len(warps) > 1 else f"warp {warps[0]}"
+        many = of_warps(kernel.config.roles[role])
         registers = kernel.registers.get(role.split()[0])
         lines[:0] = [many] + [f"{registers} registers"] * bool(registers)
     return lines

@@ -213,7 +213,7 @@ def fused_edges(tensor_core: bool) -> tuple[Edge, ...]:
             core = f"tensor core{suffix}"
             found += [
                 Edge(core, f"CHAIN{suffix}", pipelines="out"),
-                Edge(core, f"CHAIN{suffix}", pipelines="added"),
+                Edge(core, f"CHAIN{suffix}", pipelines="added o_done"),
                 Edge(core, f"PREPARE 1{suffix}", "pairs_done, KT_done", "pairs_done KT_done"),
             ]
     return tuple(found)

@@ -37,7 +37,7 @@ FORWARD = faults({"common/cute/rows": {
     ),
 }, "sm100/fwd/chain": {
     "the neighbour's group does not hear that a stage is free": (
-        "long", "deadlock", "group.empty), chunk & 1)", "group.empty), rank)"
+        "long", "deadlock", "group.empty), chunk & 1)", "group.empty), cute.arch.block_idx()[0] % CTAS)"
     ),
     "-v of the next chunk is made over o that was not read": ("long", "race-read-write", *LATE_O),
     "rows of v are read before they are there": (
@@ -45,8 +45,19 @@ FORWARD = faults({"common/cute/rows": {
     ),
     "X is read before both warps have written it": ("long", "race-write-read", "X_THERE.sync()"),
     "what is added is read before it is there": ("long", "race-write-read", "wait(barriers.added, parity)"),
+    "o is read before all of it is there": ("long", "race-write-read", "wait(barriers.o_done, chunk & 1)"),
+    "of any gate, S is read before all that is added is there": (
+        "any gate", "race-write-read", "wait(barriers.o_done, chunk & 1)"
+    ),
+    "the next tile is read before it is there": (
+        "long", "race-write-read or uninitialised",
+        "wait(barriers.full + stage_of(chunk + 1, RING), phase_of(chunk + 1, RING))"
+    ),
+    "a piece of the state is used before it is there": (
+        "long", "tcgen05-wait", "words = umma.arrived(requested)", "words = requested"
+    ),
     "the state is read before all of it is rounded": (
-        "long", "race-write-read", "space=\"cta\")\n        STATE_ROUNDED.sync()", "space=\"cta\")"
+        "long", "race-write-read", "STATE_ROUNDED.sync()\n        if warp == 0:", "if warp == 0:"
     ),
     "the state's products do not follow its stores": (
         "long", "tcgen05-fence", "umma.fence_before_thread_sync()\n            X_THERE.arrive()", "X_THERE.arrive()"
@@ -56,7 +67,7 @@ FORWARD = faults({"common/cute/rows": {
         "wait(barriers.out, parity)"
     ),
     "2^gc_last S is not there yet when more is added": (
-        "long", "race-write-read", "        umma.wait_for_stores()\n        cute", "        cute"
+        "long", "race-write-read", "        umma.wait_for_stores()\n\n    def kept", "\n    def kept"
     ),
     "what is added to the state is taken from it": (
         "long", "wrong answer", "negated=minus)         # -KT", "negated=False)         # -KT"

@@ -4,11 +4,11 @@ none."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ..common.arguments import Arguments, number, tensor
 from ..common.cute.barriers import Arrivals, Meeting, NamedBarrier, Pipeline, commit, mbarriers, of_each_warp
@@ -109,7 +109,8 @@ CTA_PIPELINES = (
         "a tile is there: kE, qg, KT, A2, 2^gc_last", RING,
     ),
     Pipeline("out", commit("CHAIN"), "CHAIN", "-X is there, S was read"),
-    Pipeline("added", commit("CHAIN"), "CHAIN", "S has KT^T @ X, o is there; X and the tile were read"),
+    Pipeline("added", commit("CHAIN"), "CHAIN", "where one product makes pairs: S has KT^T @ X"),
+    Pipeline("o_done", commit("CHAIN"), "CHAIN", "S and o are there; X and the tile were read"),
 )
 READ = Arrivals(
     CHAIN_WARPS * CTAS, "CHAIN", "a lane of each warp of both CTAs, in the CTA that makes the stage's tiles"
@@ -160,7 +161,7 @@ def shared_memory(K: int, columns: int) -> Shared:
         first_rows=array("int64", OF_CHAIN, FirstRow.COUNT),
         tokens=array("int32", OF_CHAIN),
         items=several(ITEM, GROUPS),
-        warp_indices=array("int32", FIRST_PRODUCER + GROUPS * WARPS),
+        places=array("int32", FIRST_PRODUCER + GROUPS * WARPS),
     )
     return Shared(tile, group, array("float32", C, PITCH_A)._replace(offset=group.X.offset), cta)
 
@@ -236,9 +237,9 @@ class FusedConfig(ChunkConfig):
     threads = 32 * (FIRST_PRODUCER + GROUPS * WARPS)
     cluster = (CTAS, 1, 1)
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
-    roles = MappingProxyType({
+    roles: ClassVar[Mapping[str, Any]] = MappingProxyType({
         "CHAIN": range(CHAIN_WARPS),
-        **{f"PREPARE {n}": range(FIRST_PRODUCER + n * WARPS, FIRST_PRODUCER + (n + 1) * WARPS) for n in range(GROUPS)},
+        "PREPARE 0": (*range(4, 8), *range(16, 20)), "PREPARE 1": range(8, 16),     # parts/teams.py
     })
     group_pipelines: ClassVar[tuple[Pipeline, ...]] = GROUP_PIPELINES
     meetings = (
@@ -254,7 +255,17 @@ class FusedConfig(ChunkConfig):
 
     @property
     def pipelines(self) -> tuple[Pipeline, ...]:
-        return CTA_PIPELINES + self.group_pipelines
+        return self.cta_pipelines + self.group_pipelines
+
+    @property
+    def cta_pipelines(self) -> tuple[Pipeline, ...]:
+        return tuple(one for one in CTA_PIPELINES if self.releases_late or one.name != "added")
+
+    @property
+    def releases_late(self) -> bool:
+        """Whether CHAIN goes on with the next tile before it lets go of one; else PREPARE takes longer than CHAIN, and
+        gets the stage back first."""
+        return self.one_product
 
     @property
     def arguments(self) -> type[Arguments]:  # type: ignore[override]

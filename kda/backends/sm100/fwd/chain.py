@@ -126,6 +126,8 @@ class Consumer:
                 states = self.states_before(x, locate_walk(c, x, piece.walk).n) + skipped
                 until = skipped * x.every - piece.skipped
         place = place_of_checkpoint(c, x, states, Int32(0), piece.chunks)
+        if piece.chunks > 0:
+            wait(barriers.full + stage_of(chunk, RING), phase_of(chunk, RING))
         for i in cutlass.range(piece.chunks, unroll=1):
             if cutlass.const_expr(c.checkpoints is not None):
                 if place >= 0:
@@ -139,20 +141,29 @@ class Consumer:
                 until -= 1
             self.step(x, shared, barriers, i, piece.chunks, who, chunk, slot, rank, warp, thread)
             chunk, slot = chunk + 1, self.next_slot(slot)
+        if cutlass.const_expr(c.releases_late):
+            if piece.chunks > 0:
+                self.let_go(shared, barriers, chunk - 1)
         return chunk, slot
 
     @cute.jit
     def step(self, x, shared, barriers, i, steps, who, chunk, slot, rank, warp, thread):
-        """Process chunk i of a piece, `chunk` of all, whose rows of v are `slot` bytes behind `shared`."""
+        """Process chunk i of a piece, `chunk` of all, whose tile is there and whose rows of v are `slot` bytes behind
+        `shared`.  Where one product makes pairs, the state is there before o of the chunk before is."""
         tile, parity = self.tile_of(chunk, rank), chunk & 1
         fields, base_desc = self.fields.tile, field_at(shared, self.fields.cta.base_desc)
+        requested = self.request_piece(thread, 0, Uint32)
         kept = self.kept_row(x, shared, who, i, thread)
-        wait(barriers.full + stage_of(chunk, RING), phase_of(chunk, RING))
-        self.round_and_decay(shared, tile, thread, kept)
+        self.round_and_decay(shared, tile, thread, kept, requested)
+        base = load_one(base_desc)
+        STATE_ROUNDED.sync()
         if warp == 0:
             with cute.arch.elect_one():
-                umma.multiply(self.on_state, self.out(chunk), base_desc, tile, self.fields.cta.S.offset, True)
+                umma.multiply_from(base, self.on_state, self.out(chunk), tile, self.fields.cta.S.offset, True)
                 umma.commit(barriers.out)
+        if cutlass.const_expr(self.c.releases_late):
+            if i > 0:
+                self.let_go(shared, barriers, chunk - 1)
         if warp < 2:
             ends = i + 2 >= steps                                              # then it is a chunk of the next piece
             if steps > 1 or not ends:
@@ -160,6 +171,7 @@ class Consumer:
                 self.load_v(x, shared, of_piece, thread, number, self.next_slot(self.next_slot(slot)))
             if i > 0 and self.c.keeps:
                 self.store_results(x, shared, who, i - 1, chunk - 1, warp, thread)
+            base = load_one(base_desc)
             wait(barriers.out, parity)
             umma.fence_after_thread_sync()
             self.round_X(shared, slot, warp, thread, chunk)
@@ -169,9 +181,11 @@ class Consumer:
             if warp == 0:
                 umma.fence_after_thread_sync()
                 with cute.arch.elect_one():
-                    umma.multiply(self.added, self.c.tmem.S, base_desc, tile + fields.KG.offset, slot, True)
-                    umma.multiply(self.on_X, self.out(chunk), base_desc, tile + fields.TA.offset, slot, True)
-                    umma.commit(barriers.added)
+                    umma.multiply_from(base, self.added, self.c.tmem.S, tile + fields.KG.offset, slot, True)
+                    if cutlass.const_expr(self.c.releases_late):
+                        umma.commit(barriers.added)
+                    umma.multiply_from(base, self.on_X, self.out(chunk), tile + fields.TA.offset, slot, True)
+                    umma.commit(barriers.o_done)
                 if i + 1 < steps or (steps > 1 and self.tokens(shared, who ^ 1) > 0):
                     self.issue_v(shared, chunk + 1, self.next_slot(slot))
         else:
@@ -179,28 +193,40 @@ class Consumer:
                 self.store_results(x, shared, who, i - 1, chunk - 1, warp, thread)
             umma.fence_before_thread_sync()
             X_THERE.arrive()
-        wait(barriers.added, parity)
+        if cutlass.const_expr(not self.c.releases_late):
+            self.let_go(shared, barriers, chunk)
+        if i + 1 < steps:
+            wait(barriers.full + stage_of(chunk + 1, RING), phase_of(chunk + 1, RING))
+        if cutlass.const_expr(self.c.releases_late):
+            wait(barriers.added, parity)
+            umma.fence_after_thread_sync()
+
+    @cute.jit
+    def let_go(self, shared, barriers, chunk):
+        """Wait until o of a chunk is there, and let go of its tile."""
+        wait(barriers.o_done, chunk & 1)
         umma.fence_after_thread_sync()
         arrive_at(field_at(shared + self.group_of(chunk), self.fields.group.empty), chunk & 1)
 
     @cute.jit
-    def round_and_decay(self, shared, tile, thread, kept):
+    def round_and_decay(self, shared, tile, thread, kept, requested):
         """All four warps store S, rounded, to shared memory, and 2^gc_last S to where S was; and, unless that is 0, to
-        where the thread's row is kept."""
+        where the thread's row is kept.  A piece is requested ahead of the one before it."""
         decay = both(load_one(field_at(shared + tile, self.fields.tile.decay) + decay_index(self.channel(thread))))
         for first in cutlass.range_constexpr(0, self.own_columns, STATE_PIECE):
             # redundant: ptxas would mix the pieces, and run out of registers
             cute.arch.sync_warp()
-            words = self.load_piece(thread, first, Uint32)
+            words = umma.arrived(requested)
+            if cutlass.const_expr(first + STATE_PIECE < self.own_columns):
+                requested = self.request_piece(thread, first + STATE_PIECE, Uint32)
             of_S = rounded(words)
             self.round_state(of_S, first, shared, thread)
             if cutlass.const_expr(self.c.keeps):
                 if kept != 0:
                     self.keep_piece(of_S, first, kept, thread)
             self.store_piece(thread, first, times_pairs(words, decay))
-        umma.wait_for_stores()
         cute.arch.fence_proxy("async.shared", space="cta")
-        STATE_ROUNDED.sync()
+        umma.wait_for_stores()
 
     def kept_state(self, x, number, rank):
         """Return the address of the CTA's columns of one of the states that are kept: a panel of an image."""
@@ -283,6 +309,12 @@ class Consumer:
         if self.halves:
             return umma.load_halves(self.own_row(thread, first), STATE_PIECE, self.own_columns, kind)
         return umma.load_row(self.own_row(thread, first), STATE_PIECE, kind)
+
+    def request_piece(self, thread, first: int, kind=Float32):
+        """Request what `load_piece` loads."""
+        if self.halves:
+            return umma.request_halves(self.own_row(thread, first), STATE_PIECE, self.own_columns, kind)
+        return umma.request_row(self.own_row(thread, first), STATE_PIECE, kind)
 
     def store_piece(self, thread, first: int, values):
         """The reverse of `load_piece`: done after `wait_for_stores`."""

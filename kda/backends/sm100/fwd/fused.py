@@ -12,9 +12,9 @@ So two products stand between a state and the next one, and o is behind them.
   warps  role     does
   0-3    CHAIN    has S (K, V / 2) in tensor memory, a thread a row of 128 or half of a row of 64.  warp 0: issues
                   products; warps 0, 1: X, and rows of v two chunks ahead; warps 2, 3: o of the chunk before
-  4-11   PREPARE  chunks 4 i + rank, into stage rank;  of the eight, warps 0-3: the product of pairs (warp 0 the
-                  inverse, warps 2, 3 A2), warps 4-7: KT, and the tile to both CHAINs
-  12-19  PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
+  4-7,   PREPARE  chunks 4 i + rank, into stage rank;  of the eight, warps 0-3: the product of pairs (warp 0 the
+  16-19           inverse, warps 2, 3 A2), warps 4-7: KT, and the tile to both CHAINs
+  8-15   PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
 
 If sequences are cut (`cut`), a cluster walks over each segment twice: with v from 0 (the first segment from the state
 that enters the sequence), and, except for the first segment, with v = 0 from the identity.  That walk yields
@@ -37,8 +37,8 @@ during the last chunks of a piece.
                           the copy, its warp 4; in its
                           own CTA without bytes
   out                     1 of CHAIN, a commit             CHAIN           -X is there, S was read
-  added                   1 of CHAIN, a commit             CHAIN           S has KT^T @ X, o is there; X and the tile
-                                                                           were read
+  added                   1 of CHAIN, a commit             CHAIN           where one product makes pairs: S has KT^T @ X
+  o_done                  1 of CHAIN, a commit             CHAIN           S and o are there; X and the tile were read
   empty, each group       8 of CHAIN, a lane of each warp  PREPARE         no warp reads the stage any more; the copy is
                           of both CTAs, in the CTA that                    done
                           makes the stage's tiles; 1 of
@@ -78,6 +78,7 @@ from ...common.cute.entry import Entry, permit_early_launch, wait_for_the_kernel
 from ...common.cute.tile import C, swizzle_128B
 from ..configs import CTA_PIPELINES, CTAS, FIRST_PRODUCER, GROUPS, TMEM, FusedConfig
 from ..parts import umma
+from ..parts.teams import place_of
 from ..parts.walks import Share, cluster_count, cluster_index, end_of_sequences
 from .chain import Consumer
 from .prepare import Producer
@@ -103,7 +104,7 @@ class Fused(Entry):
             base = (shared.toint().to(Uint32) & 0x3FFFF) >> 4
             store(field_at(shared, struct.base_desc), [base])
         with cute.arch.elect_one():
-            store(field_at(shared, struct.warp_indices) + warp, [warp])
+            store(field_at(shared, struct.places) + warp, [place_of(warp)])
         if warp == 0:
             umma.allocate(field_at(shared, struct.tmem), TMEM)
         if warp == 1:
@@ -126,7 +127,7 @@ class Fused(Entry):
 
     def initialise(self, shared, barriers):
         """One thread initialises mbarriers; the fence makes this known to the cluster's other CTA and to copies."""
-        initialise(barriers, CTA_PIPELINES)
+        initialise(barriers, self.c.cta_pipelines)
         for group in range(GROUPS):
             s = fields_at(shared + group * self.c.memory.group.bytes, self.c.memory.group)
             initialise(s, self.c.group_pipelines)

@@ -36,7 +36,7 @@ from ..configs import CTAS, FIRST_PRODUCER, GROUPS, OF_CHAIN, RING, FusedConfig,
 from ..parts import umma
 from ..parts.pairs import TensorCoreOfGroup
 from ..parts.state import store_transposed
-from ..parts.teams import MakerGroup, wait, warp_index
+from ..parts.teams import MakerGroup, place_again, wait
 from ..parts.walks import Share, WorkItem, kept_places, locate_walk, number_of_cta
 from .operands import Multiplied
 
@@ -59,13 +59,13 @@ class Producer:
     @cute.jit
     def produce(self, x, shared, barriers, rank):
         """Make every fourth chunk of all that the cluster walks over."""
-        self.team.refresh_warp_index(shared)
+        self.team.refresh_place(shared)
         if self.team.warp() == LEAST_BUSY:
             of_group = shared + self.team.number() * self.fields.group.bytes
             self.inverse.zeros(field_at(of_group, self.fields.group.columns), field_at(of_group, self.fields.tile.TA))
         before = Int32(0)
         while before < self.share.chunks(shared):
-            self.team.refresh_warp_index(shared)
+            self.team.refresh_place(shared)
             self.publish(x, shared)
             chunk = CTAS * self.team.number() + rank - before & RING - 1
             if chunk < self.item.chunks(shared):
@@ -77,7 +77,7 @@ class Producer:
                     chunk += RING
             before += self.item.chunks(shared)
         if cutlass.const_expr(self.c.keeps):
-            self.team.refresh_warp_index(shared)
+            self.team.refresh_place(shared)
             if self.team.warp() == SENDER:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)               # the copy has read the last tile
 
@@ -104,7 +104,7 @@ class Producer:
     @cute.jit
     def request(self, x, shared, chunk):
         """Request the lane's rows of a chunk, and one warp beta; past the end of the walk those of its last token."""
-        self.team.refresh_warp_index(shared)
+        self.team.refresh_place(shared)
         head_rows, tokens = self.item.chunk(shared, chunk, x.H, x.HV)
         rows = cutlass.min(tokens - chunk * C, C)
         beta = TYPES[self.c.beta_dtype](0)
@@ -114,7 +114,7 @@ class Producer:
 
     @cute.jit
     def produce_one(self, x, shared, barriers, chunk, phase, rank, filled, requested):
-        self.team.refresh_warp_index(shared)
+        self.team.refresh_place(shared)
         head_rows, tokens = self.item.chunk(shared, chunk, x.H, x.HV)
         rows = cutlass.min(tokens - chunk * C, C)
         group = self.fields.group
@@ -253,7 +253,7 @@ class Producer:
     def hand_over(self, x, shared, full, rank, chunk, begin: int, end: int):
         """One warp sends some bytes of the tile to the neighbour's CHAIN, of all that this will wait for, and to where
         they are kept; with the last ones the CHAIN of its own CTA has the tile."""
-        fields, group = self.fields.tile, warp_index(self.c, shared) - FIRST_PRODUCER >> 3
+        fields, group = self.fields.tile, place_again(self.c, shared) >> 3
         tile, full, neighbour = shared + group * self.fields.group.bytes, full + (CTAS * group + rank), rank ^ 1
         source = tile + begin
         with cute.arch.elect_one():

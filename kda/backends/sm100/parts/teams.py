@@ -10,10 +10,18 @@ from ..configs import FIRST_PRODUCER, GROUP, GROUP_FIRST_FOUR, GROUP_LAST_SIX, G
 from . import umma
 
 
-def warp_index(c, shared):
-    """Reload the index from shared memory, so that ptxas cannot hoist address arithmetic out of the loop over chunks,
+def place_of(warp):
+    """Return the place of a warp among those of PREPARE: WARPS times its group, and its number there.  One group has
+    the first and the last four warps, the other one those between, so that a scheduler that prefers the first warps of
+    a CTA prefers no group."""
+    quarter = warp - FIRST_PRODUCER >> 2
+    return ((quarter ^ quarter >> 1) & 1) * WARPS + (quarter >> 1) * (WARPS // 2) + (warp & 3)
+
+
+def place_again(c, shared):
+    """Reload the place from shared memory, so that ptxas cannot hoist address arithmetic out of the loop over chunks,
     where there are no registers for it."""
-    return cute.arch.make_warp_uniform(load_one(field_at(shared, c.struct.warp_indices) + cute.arch.warp_idx()))
+    return cute.arch.make_warp_uniform(load_one(field_at(shared, c.struct.places) + cute.arch.warp_idx()))
 
 
 def wait(mbarrier, phase):
@@ -46,22 +54,23 @@ class MakerGroup:
 
     def __init__(self, config: FusedConfig):
         self.c = config
-        # For every chunk its warps reload their index; rows of 64 channels leave registers for it.
+        # For every chunk its warps reload their place; rows of 64 channels leave registers for it.
         self.reloads = config.K == 128 and (config.cut or config.offsets is not None or not config.one_product)
 
-    def refresh_warp_index(self, shared):
-        """Set the warp's index before `warp` and `number` are used in a loop."""
+    def refresh_place(self, shared):
+        """Set the warp's place before `warp` and `number` are used in a loop."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        self.index = (warp_index(self.c, shared) if self.reloads else warp) - FIRST_PRODUCER
+        self.place = place_again(self.c, shared) if self.reloads else place_of(warp)
 
     def thread(self):
-        return cute.arch.thread_idx()[0] - 32 * FIRST_PRODUCER & 32 * WARPS - 1
+        thread = cute.arch.thread_idx()[0]
+        return (thread - 32 * FIRST_PRODUCER >> 8) * (16 * WARPS) + (thread & 16 * WARPS - 1)
 
     def warp(self):
-        return self.index & WARPS - 1
+        return self.place & WARPS - 1
 
     def number(self):
-        return self.index >> 3
+        return self.place >> 3
 
     def meet(self):
         GROUP.sync(self.number())

@@ -75,7 +75,12 @@ def multiply(product, d, base_desc, a, b, accumulate: bool):
     """One thread issues a product, which follows all that it issued before.  `a` and `b` are bytes from the CTA's
     first.  `base_desc` points to that address / 16, the unit of descriptors, in shared memory: it is reloaded for every
     product, so that ptxas does not keep the sums from turn to turn of a loop, and spill them."""
-    base = load_one(base_desc)
+    multiply_from(load_one(base_desc), product, d, a, b, accumulate)
+
+
+def multiply_from(base, product, d, a, b, accumulate: bool):
+    """Issue a product, likewise, where the first address is known: loaded ahead of a barrier, it holds up no product
+    behind that."""
     a, b = base + Uint32(a >> 4), base + Uint32(b >> 4)
     of_A, of_B = product.A, product.B
     # p is true, and q is not.
@@ -171,6 +176,35 @@ def store(shape: str, address, values, more: str = ""):
 
 def wait_for_stores():
     cute.arch.inline_ptx("tcgen05.wait::st.sync.aligned;")
+
+
+def request_row(address, columns: int, kind=Float32):
+    """Request what `load_row` loads: it is there behind `arrived`."""
+    return request(f"32x32b.x{columns}", address, columns, kind)
+
+
+def request_halves(address, columns: int, apart: int, kind=Float32):
+    """Request what `load_halves` loads, likewise."""
+    return request(f"16x32bx2.x{columns}", address, columns, kind, f", {apart}")
+
+
+def request(shape: str, address, count: int, kind, more: str = ""):
+    to = ", ".join(f"{{$w{i}}}" for i in range(count))
+    found = cute.arch.inline_ptx(
+        f"tcgen05.ld.sync.aligned.{shape}.b32 {{{to}}}, [{{$r0}}]{more};",
+        write_only_types=[kind] * count, read_only_args=[Int32(address)],
+    )
+    return list(found)
+
+
+def arrived(requested):
+    """Return what was requested, once all of this thread's requests have brought theirs.  The values pass through the
+    instruction that waits, so that no use of them comes before it."""
+    moves = " ".join(f"mov.b32 {{$w{i}}}, {{$r{i}}};" for i in range(len(requested)))
+    return list(cute.arch.inline_ptx(
+        f"{{tcgen05.wait::ld.sync.aligned; {moves}}}",
+        write_only_types=[type(requested[0])] * len(requested), read_only_args=requested,
+    ))
 
 
 def load(shape: str, address, count: int, kind, more: str = ""):

@@ -334,7 +334,7 @@ class WorkItem:
             store(self.field(shared, ITEM.scale), [head_rows.scale, head_rows.lower_bound])
 
     def chunks(self, shared):
-        self.team.refresh_warp_index(shared)
+        self.team.refresh_place(shared)
         return chunks_of(load_one(self.field(shared, ITEM.tokens)))
 
     def chunk(self, shared, chunk, H, HV):
