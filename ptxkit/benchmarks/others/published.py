@@ -1,6 +1,6 @@
-"""What the clock of a B200 predicts of FlashInfer's kernels for a KDA forward of 8 x 1,024 tokens and 64 heads.
+"""What the clock of a B200 predicts of FlashInfer's KDA forward, for calls whose times are published.
 
-    python -m ptxkit.benchmarks.others.short_sequences --sources FOLDER      # as of python -m ptxkit.benchmarks.others
+    python -m ptxkit.benchmarks.others.published --sources FOLDER      # as of python -m ptxkit.benchmarks.others
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import pathlib
 
 import ptxkit
 
-from .flashinfer import CHUNK, PartOfWalk, ShortSequences, pieces, vtile
+from .flashinfer import CHUNK, PartOfWalk, PublishedCall, m64, pieces, vtile
 
-TOKENS = 1024
+TOKENS, LONG = 1024, 8192
 
 
 def predicted(folder: pathlib.Path) -> dict[str, tuple[ptxkit.Run, int]]:
-    """Return what the CTA with most chunks launches in a call of 8 x 1,024 tokens and 64 heads, and how many these are,
-    by the kernel."""
-    call, how = ShortSequences(sequences=1, tokens=TOKENS), {"clock": "b200", "checks": False}
+    """Return what the CTA with most chunks launches, with 64 heads, and how many these are, by kernel and call."""
+    how = {"clock": "b200", "checks": False}
+    call, long = PublishedCall(sequences=1, tokens=TOKENS), PublishedCall(sequences=1, tokens=LONG)
     first, *others = (PartOfWalk(walk, 0, TOKENS) for walk in range(3))
     run = pieces(folder, call, [[first, PartOfWalk(3, 0, TOKENS // 2, destination=0), *others]], **how)
-    return {"pieces": (run, 7 * TOKENS // 2 // CHUNK),
-            "vtile": (vtile(folder, call, 1, 4, 1, "sm_100a", **how), 4 * TOKENS // CHUNK)}
+    return {"m64, 8,192 tokens": (m64(folder, long, 1, **how), LONG // CHUNK),
+            "pieces, 8 x 1,024": (run, 7 * TOKENS // 2 // CHUNK),
+            "vtile, 8 x 1,024": (vtile(folder, call, 1, 4, 1, "sm_100a", **how), 4 * TOKENS // CHUNK)}
 
 
 def main() -> None:
@@ -32,7 +33,8 @@ def main() -> None:
         clock, (unit, share) = run.clock, run.clock.binds()[0]
         instructions, wavefronts = (run.counters[name] / chunks for name in ("warp_instructions", "shared_wavefronts"))
         print(f"{kernel}: {clock.milliseconds:.3f} ms; {CHUNK} tokens take {clock.clocks / chunks:,.0f} clocks "
-              f"of a CTA, {instructions:,.0f} instructions, {wavefronts:,.0f} wavefronts; {unit} is busy {share:.0%}")
+              f"of a CTA, {instructions:,.0f} instructions and {wavefronts:,.0f} wavefronts of all; "
+              f"{unit} is busy {share:.0%}")
 
 
 if __name__ == "__main__":
