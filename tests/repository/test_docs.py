@@ -259,8 +259,8 @@ def test_the_readme_says_of_blackwell_what_its_page_says():
     """Times that the clock predicts are round in the README: they differ by less than 5%."""
     readme, page = ((ROOT / name).read_text() for name in ("README.md", "docs/results/sm100.md"))
     said = re.search(
-        r"predicts a forward of (\S+) ms and a step with `disable_recompute` of (\S+), or (\S+) and (\S+) if it is as far "
-        r"off as on Hopper; others publish (\S+) and (\S+) ", " ".join(readme.split()))
+        r"predicts a forward of (\S+) ms and a step with `disable_recompute` of (\S+), or (\S+) and (\S+) if it is "
+        r"as far off as on Hopper; others publish (\S+) and (\S+) ", " ".join(readme.split()))
     forward, kept = (
         [cell.split()[0] for cell in row.split(" | ")[-3:]]
         for row in re.findall(r"^\| B=1 T=8192 H=64 \| (.*) \|$", page, re.MULTILINE))
