@@ -275,7 +275,7 @@ class Runner:
 
     def limit(self, job: Job) -> float:
         """Seconds that a case may take, or a test with all its cases."""
-        return 150.0 if isinstance(job, Case) else 300.0
+        return 150.0 if isinstance(job, Case) else 600.0
 
     def start(self, device: str) -> subprocess.Popen[str]:
         environment = os.environ | {"KDA_QUIET": "1", "PYTHONUNBUFFERED": "1"}

@@ -118,12 +118,12 @@ def gains() -> list[Gain]:
 
 
 def gates() -> list[str]:
-    """Milliseconds on an H100 with each gate: forward and step, at 64 heads and at 32."""
+    """Milliseconds on an H200 with each gate: forward and saved step, at 64 heads and at 32."""
     rows = []
-    for gate in times.gates_of("h100"):
+    for gate in times.gates_of(CARD):
         cells = [
             f"{timed.ms:.{digits}f}" if timed else "-" for direction, digits in (("forward", 3), ("step", 2))
-            for timed in (times.found("h100", shape, gate, "slow", direction, direction == "step")
+            for timed in (times.found(CARD, shape, gate, "slow", direction, direction == "step")
                           for shape in ("h64-8k", "h32-8k"))
         ]
         rows.append(table_row(f"{gate}, as in {MODELS[gate]}", *cells))
