@@ -84,13 +84,17 @@ def far_constants(chip: ChipClock, units: Mapping[str, Any]) -> Iterator[str]:
 
 
 def far_times(way: str, timed: Mapping[str, Any], predicted: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the calls whose median is far from its prediction, of each regime."""
+    """Yield the calls whose median is far from its prediction, or has none, of each regime."""
     expected = {row["problem"]: row["predicted"] for row in predicted.get("rows", [])}
-    for row in timed.get("rows", []):
-        seconds = expected.get(row["problem"])
-        if seconds and abs(row["median"] / seconds - 1) > FAR_TIME:
-            yield (f"{way}, {row['shape']}, {row['regime']} gates: {1e3 * row['median']:.3f} ms, predicted "
-                   f"{1e3 * seconds:.3f} ms")
+    rows = timed.get("rows", [])
+    if not rows:
+        yield f"{way}: no call was timed"
+    for row in rows:
+        seconds, taken = expected.get(row["problem"]), f"{1e3 * row['median']:.3f} ms"
+        if seconds is None:
+            yield f"{way}, {row['shape']}, {row['regime']} gates: {taken}, without a prediction"
+        elif abs(row["median"] / seconds - 1) > FAR_TIME:
+            yield f"{way}, {row['shape']}, {row['regime']} gates: {taken}, predicted {1e3 * seconds:.3f} ms"
     yield from (f"{way}: {each}" for each in timed.get("left_out", []))
 
 

@@ -255,6 +255,19 @@ def test_the_readme_names_the_oldest_driver_of_each_cuda_that_torch_is_built_for
         cuda: driver for cuda, driver in findings.LOWEST_DRIVER.items() if cuda > 11}
 
 
+def test_the_readme_says_of_blackwell_what_its_page_says():
+    """Times that the clock predicts are round in the README: they differ by less than 5%."""
+    readme, page = ((ROOT / name).read_text() for name in ("README.md", "docs/results/sm100.md"))
+    said = re.search(
+        r"predicts a forward of (\S+) ms and a step with `disable_recompute` of (\S+), or (\S+) and (\S+) if it is "
+        r"as far off as on Hopper; others publish (\S+) and (\S+) ", " ".join(readme.split()))
+    forward, kept = (
+        [cell.split()[0] for cell in row.split(" | ")[-3:]]
+        for row in re.findall(r"^\| B=1 T=8192 H=64 \| (.*) \|$", page, re.MULTILINE))
+    clock, as_hopper, published = ([float(number) for number in pair] for pair in zip(forward, kept))
+    assert [float(number) for number in said.groups()] == pytest.approx([*clock, *as_hopper, *published], rel=0.05)
+
+
 def test_every_stage_is_a_function_and_every_tensor_has_a_shape():
     for stage in STAGES.values():
         assert callable(getattr(chunked, stage.function))

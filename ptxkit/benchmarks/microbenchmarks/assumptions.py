@@ -19,7 +19,8 @@ from .figures import under_headings
 INTRODUCTION = """# What the clock assumes of a B200
 
 Each constant of the clock, how it is known, and the figure of the [microbenchmarks](microbenchmarks.md) that measures
-it; x and y are figures. No Blackwell GPU has run them yet. On one,
+it; x and y are figures. [SemiAnalysis's microbenchmarks](https://github.com/SemiAnalysisAI/microbench-blackwell) are
+public. No Blackwell GPU has run those of this page yet. On one,
 `python -m ptxkit.benchmarks.microbenchmarks.assumptions b200 figures.json` prints what differs.
 
 | constant | clocks, or bytes or products per clock | known | source | measured by | constant from figures |

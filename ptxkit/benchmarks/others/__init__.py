@@ -10,6 +10,7 @@ from . import (  # noqa: F401
     fla,
     flaggems,
     flash_attention,
+    flashinfer,
     liger,
     lightllm,
     llm_c,

@@ -46,6 +46,7 @@ PROJECTS = {  # by the name of their folder, in the page's order
     "attention-gym": Project(
         "attention-gym (Triton, CuTe DSL)", "7fdb85d0b966", "https://github.com/meta-pytorch/attention-gym"
     ),
+    "flashinfer": Project("FlashInfer (CUDA)", "0.7.2.post1"),
     "ThunderKittens": Project(
         "ThunderKittens (CUDA)", "0b55588d2769", "https://github.com/HazyResearch/ThunderKittens"
     ),
@@ -53,7 +54,7 @@ PROJECTS = {  # by the name of their folder, in the page's order
 }
 PACKAGES = {  # in the folder "packages"
     "liger-kernel": "0.6.4", "torch-c-dlpack-ext": "0.1.5",
-    "einops": "0.8.2", "apache-tvm-ffi": "0.1.15.post2", "cupy-cuda13x": "14.2.0",
+    "flashinfer-python": "0.7.2.post1", "einops": "0.8.2", "apache-tvm-ffi": "0.1.15.post2", "cupy-cuda13x": "14.2.0",
 }
 NOT_RUN = [  # (project, kernels, why)
     ("cuLA", "kernels of csrc/ for sm_100", "not tried: nvcc needs minutes for each (7 for the one of sm_90)"),

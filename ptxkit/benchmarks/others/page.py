@@ -40,7 +40,8 @@ VERDICTS = {  # (part of a kernel's name, finding, or "NO": a wrong result) -> w
 INTRODUCTION = """These kernels are unmodified; `python -m ptxkit.benchmarks.others` calls them on CPU tensors of small
 sizes and compares the results with torch's. "Correct" means that they agree. Wrong results and findings have the
 verdict of a person who read the kernel: *true* is an error of the kernel, which hardware may mask; *harmless* is
-none."""
+none. `python -m ptxkit.benchmarks.others.published` says what the clock predicts of FlashInfer's, whose times on a B200
+are published."""
 
 
 def verdict(kernel, what):

@@ -56,10 +56,19 @@ def test_constants_that_no_figure_measures_are_these():
     """They stand for what ptxas does, or for a unit that has no figure of its own."""
     unmeasured = B200.constants.keys() - {one.constant for one in ASSUMPTIONS}
     assert unmeasured == {
-        "sms", "operands_read", "parameter_latency", "l1_bytes", "shared_pass", "async_latency", "tensor_short",
+        "sms", "parameter_latency", "l1_bytes", "async_latency", "tensor_short",
         "window", "ahead_registers", "queue_fma", "queue_alu", "queue_special", "queue_mio", "queue_registers",
         "queue_shared", "wgmma_rate", "wgmma_latency", "wgmma_alone", "wgmma_registers",
     }
+
+
+def test_each_published_constant_of_a_b200_names_who_published_it():
+    theirs = "SemiAnalysis's microbenchmarks of a B200: "
+    known = theirs, "B200 data sheet: ", "B200: cudaDeviceProp", "CUDA programming guide: ", "H100 white paper: "
+    published = {name: one.source for name, one in B200.constants.items() if one.how == "published"}
+    assert [name for name, source in published.items() if not source.startswith(known)] == []
+    measured = {name for name, source in published.items() if source.startswith(theirs)}
+    assert measured == {"hbm_rate", "hbm_latency", "operand_rate", "tensor_latency"}
 
 
 @pytest.mark.simulated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import common, first_hour
+from benchmarks.gpu_checks import FAILED, Part
 from kda.cli import cli
 from kda.tools.measure.shapes import SHAPES
 from ptxkit.benchmarks.microbenchmarks.page import RESULTS
@@ -63,13 +65,42 @@ def test_a_time_far_from_its_prediction_is_printed(predicted, lines):
     assert [*first_hour.far_times("kept", {"rows": [TIMED]}, rows)] == lines
 
 
+def test_a_time_without_a_prediction_and_a_prediction_without_a_time_are_printed():
+    rows = {"rows": [{"problem": TIMED["problem"], "predicted": 0.0005}]}
+    (line,) = first_hour.far_times("kept", {"rows": [TIMED]}, {})
+    assert line == "kept, h64-8k, fast gates: 0.500 ms, without a prediction"
+    assert [*first_hour.far_times("kept", {}, rows)] == ["kept: no call was timed"]
+
+
 def test_what_a_folder_holds_is_put_together(tmp_path):
     put(tmp_path, "forward.json", {"rows": [TIMED], "left_out": ["h96-8k, fast gates: wrong"]})
     log = json.dumps({"rows": [{"problem": TIMED["problem"], "predicted": 0.0003}]})
     (tmp_path / "predicted-forward.log").write_text(f"h64-8k: running its launches in the simulator ...\n{log}\n")
     put(tmp_path, "evidence.json", {"rows": [{"case": "forward, packed", "outcome": "wrong"}]})
     constants, times, cases = first_hour.what_differs(tmp_path, B200).values()
-    assert len(constants) > 30 and len(times) == 2 and cases == ["forward, packed: wrong"]
+    assert len(constants) > 30 and len(times) == 4 and cases == ["forward, packed: wrong"]
     assert "predicted 0.300 ms" in times[0] and times[1] == "forward: h96-8k, fast gates: wrong"
+    assert times[2:] == ["kept: no call was timed", "step: no call was timed"]
     text = first_hour.summary({"Times": times, "Cases": []})
     assert text.splitlines()[1:3] == ["Times", f"  {times[0]}"] and text.endswith("Cases\n  none")
+
+
+def test_an_hour_goes_on_behind_a_part_that_fails_and_says_so_at_its_end(tmp_path, monkeypatch, capsys):
+    """A card and three parts stand in: one writes figures of an H200, one fails, one is not asked for."""
+    def parts(out, chip, minutes):
+        units = f"import shutil; shutil.copy({str(RESULTS)!r}, {str(out / 'units.json')!r})"
+        scripts = {"units": units, "verify": "print('wrong'); raise SystemExit(1)", "selftest": "raise SystemExit(9)"}
+        return {name: Part([sys.executable, "-c", script], 60) for name, script in scripts.items()}
+
+    monkeypatch.setattr(first_hour, "card", lambda: ("NVIDIA B200", 10))
+    monkeypatch.setattr(first_hour, "parts", parts)
+    asked = ["first_hour", "--out", str(tmp_path), "--only", "units", "--only", "verify"]
+    monkeypatch.setattr(sys, "argv", asked)
+    assert first_hour.main() == FAILED
+    said = capsys.readouterr().out
+    assert "==== units: ok" in said and "==== verify: failed" in said and "selftest" not in said
+    assert said.endswith("Parts that did not end well\n  verify: failed exit 1\n")
+    constants = said.partition("Constants that differ")[2].partition("Times that differ")[0]
+    assert re.search(r"^  hbm_latency +850 +657 +29% ", constants, re.MULTILINE)
+    monkeypatch.setattr(sys, "argv", [*asked, "--report"])
+    assert first_hour.main() == FAILED and constants in capsys.readouterr().out
