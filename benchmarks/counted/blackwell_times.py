@@ -29,7 +29,7 @@ def predicted(shape: str, step: bool = False) -> Prediction:
 
 def published(shape: str, direction: str) -> str:
     found = published_on_blackwell(shape, direction)
-    return "; ".join(f"{one.ms:g} {one.peer} ({one.source})" for one in found)
+    return "; ".join(f"{one.ms:g} {one.peer}, {one.chip} ({one.source})" for one in found)
 
 
 def row(shape: str, times: Iterable[float], others: str) -> str:
