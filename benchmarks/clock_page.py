@@ -175,11 +175,11 @@ def sentences(rows: Sequence[Row]) -> dict[str, list[str]]:
     return {
         "The worst is #%, `stream` at T4096 H12, then #%, `walk`":
             off([*hopper("h12-4k", "stream"), *hopper("h32-8k", "walk, backward")], 1),
-        "median over the families is #%; the median over rows is #%, over Hopper's rows #%":
+        "median over the families is #%, over rows #%, over Hopper's rows #%":
             [f"{median:.0f}" for median in medians],
         "`stream` is predicted #% and #% too short": off([*hopper("h16-8k", "stream"), *hopper("h12-4k", "stream")]),
         "Its eight rows are # to #% off": span([*hopper("h64-8k", *BACKWARD), *hopper("h32-8k", *BACKWARD)]),
-        "Together they are #% short at 64 heads and #% at 32": [f"{error:.0f}" for error in backward],
+        "together #% at 64 heads and #% at 32": [f"{error:.0f}" for error in backward],
         "(`chain`) are # to #% too short in the forward": span(chains),
         "and # and #% too long where they carry a state": off([*hopper("h16-8k", "chain"), *hopper("h8-32k", "chain")]),
         "`prepare` of Hopper is # to #% too long**, in one shape #%.":
