@@ -54,8 +54,9 @@ class MakerGroup:
 
     def __init__(self, config: FusedConfig):
         self.c = config
-        # For every chunk its warps reload their place; rows of 64 channels leave registers for it.
-        self.reloads = config.K == 128 and (config.cut or config.offsets is not None or not config.one_product)
+        # For every chunk its warps reload their place, where registers are too few for it.
+        packed, any_gate = config.offsets is not None, not config.one_product
+        self.reloads = (config.cut or packed or any_gate) if config.K == 128 else packed and any_gate
 
     def refresh_place(self, shared):
         """Set the warp's place before `warp` and `number` are used in a loop."""

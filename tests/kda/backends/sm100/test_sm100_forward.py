@@ -146,13 +146,15 @@ CLASSES = [" ".join(words) for words in itertools.product(GATES, HEADS, STATES)]
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", ARCHS)
-def test_kernels_of_heads_of_64_channels_spill_8_bytes_at_most(arch):
+def test_kernels_of_heads_of_64_channels_spill_8_bytes_at_most_and_gradients_112(arch):
     recipes = {}
     for words in CLASSES[:: 11 if arch == "sm100" else 37]:
         for recipe in plan.recipes(Problem.parse(f"K=64 V=64 bfloat16 {words}"), host_of(arch)):
             recipes.setdefault(recipe.key, recipe)
     assert len(recipes) > 12
-    assert all(launch.kernel(recipe.config, recipe.target).spills <= 8 for recipe in recipes.values())
+    for recipe in recipes.values():
+        most = 112 if isinstance(recipe.config, GradsConfig) else 8
+        assert launch.kernel(recipe.config, recipe.target).spills <= most, recipe
 
 
 @pytest.mark.exhaustive
