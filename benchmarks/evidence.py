@@ -195,11 +195,14 @@ def count(known: list[Known]) -> str:
 # ---- running
 
 
+GOOD = ("ok", "skipped")                     # outcomes after which a worker goes on
+
+
 class Worker:
     """A process that is told the names of cases and answers with rows, one a line; "" is its end."""
 
     def __init__(self, process: subprocess.Popen[str]):
-        self.process = process
+        self.process, self.failed = process, False
         self.lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -270,6 +273,9 @@ class Runner:
                 worker = None
                 if self.left > 1:            # else the slice is over, which says nothing of the case
                     self.add(failure(job, ended, device))
+            elif worker.failed:
+                worker.process.wait()        # it ends by itself: the next case is not for it
+                worker = None
         if worker is not None:
             worker.process.kill()
 
@@ -300,6 +306,7 @@ class Runner:
                 return f"the process ended with {worker.process.wait()}"
             if (row := json.loads(line)) is None:
                 return None
+            worker.failed = row["outcome"] not in GOOD
             self.add(row)
 
     def add(self, row: Row) -> None:
@@ -387,7 +394,7 @@ def serve(args: argparse.Namespace) -> None:
             row = failure(job, f"{type(error).__name__}: {error}"[:2000], device) | {"outcome": "error"}
         answers.write(json.dumps(row) + "\nnull\n")
         answers.flush()
-        if row["outcome"] not in ("ok", "skipped"):
+        if row["outcome"] not in GOOD:
             os._exit(0)                      # an error of the GPU stays with its process
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -301,8 +301,12 @@ for line in sys.stdin:
         os._exit(9)
     if name.endswith("hang"):
         time.sleep(600)
-    print(json.dumps(dict(json.loads(sys.argv[1]), case=name)))
+    outcome = "wrong" if name.endswith("wrong") else "ok"
+    print(json.dumps(dict(json.loads(sys.argv[1]), case=name, outcome=outcome)))
     print("null", flush=True)
+    if outcome == "wrong":
+        time.sleep(0.5)                      # what was written to it meanwhile is lost
+        os._exit(0)
 """
 
 
@@ -321,14 +325,15 @@ class Runner(evidence.Runner):
 
 def test_a_case_that_crashes_or_hangs_does_not_lose_the_others(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(evidence, "failure", lambda job, why, device: row(case=job.name, outcome=why))
-    jobs = [GpuTest(PATH, f"{PATH} {word}") for word in ("first", "crash", "second", "hang", "third")]
+    words = ("first", "crash", "second", "hang", "third", "wrong", "fourth")
+    jobs = [GpuTest(PATH, f"{PATH} {word}") for word in words]
     asked = argparse.Namespace(minutes=5, workers=1, builders=1, tokens=0)
     runner = Runner(asked, jobs, tmp_path)
     runner.run(["cpu"])
     outcomes = {run["case"].rpartition(" ")[2]: run["outcome"] for run in evidence.rows_of(tmp_path / "evidence.json")}
     assert outcomes == {"first": "ok", "second": "ok", "third": "ok", "crash": "the process ended with 9",
-                        "hang": "took longer than 0 s"}
-    assert runner.started == 3
+                        "hang": "took longer than 0 s", "wrong": "wrong", "fourth": "ok"}
+    assert runner.started == 4
 
 
 PROGRAM = """
