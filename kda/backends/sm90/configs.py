@@ -677,6 +677,8 @@ class StreamConfig(KernelConfig):
 
 @dataclass(frozen=True)
 class GradsConfig(GradsOptions):
+    spares_L2 = True
+
     @property
     def threads(self) -> int:
         return 32 * (self.math_warps + LOAD_WARPS)

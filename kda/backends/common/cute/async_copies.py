@@ -4,10 +4,19 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
 
-def bulk_copy(to, source, size, full):
+def said_to_L2(instruction: str, operands: str, last: bool) -> str:
+    """Return an instruction; `last`: what it reads nobody reads again, so it is the first to leave L2."""
+    if not last:
+        return f"{instruction} {operands};"
+    policy = ".reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"
+    return f"{{{policy} {instruction}.L2::cache_hint {operands}, policy;}}"
+
+
+def bulk_copy(to, source, size, full, last: bool = False):
     """Begin a copy to shared memory, whose bytes the barrier counts."""
+    instruction = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
     cute.arch.inline_ptx(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];",
+        said_to_L2(instruction, "[{$r0}], [{$r1}], {$r2}, [{$r3}]", last),
         read_only_args=[to.toint().to(Uint32), source.toint(), Int32(size), full.toint().to(Uint32)],
     )
 
@@ -20,10 +29,11 @@ def bulk_store(to, source, size):
     )
 
 
-def copy_16_bytes_later(address, to):
+def copy_16_bytes_later(address, to, last: bool = False):
     """Begin a copy of 16 bytes of global memory to shared memory."""
     cute.arch.inline_ptx(
-        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", read_only_args=[to.toint().to(Uint32), address]
+        said_to_L2("cp.async.cg.shared.global", "[{$r0}], [{$r1}], 16", last),
+        read_only_args=[to.toint().to(Uint32), address],
     )
 
 
@@ -43,6 +53,11 @@ def bulk_copy_to_neighbour(source, to, size, full, rank):
             source.toint().to(Uint32), to.toint().to(Uint32), Int32(size), full.toint().to(Uint32), Int32(rank)
         ],
     )
+
+
+def discard(address):
+    """L2 need not write 128 bytes to memory: nobody reads them before they are written."""
+    cute.arch.inline_ptx("discard.global.L2 [{$r0}], 128;", read_only_args=[address])
 
 
 def prefetch(address):

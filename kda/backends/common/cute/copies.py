@@ -103,3 +103,12 @@ def compute_words_now(words):
 
 def copy_16_bytes(source, to):
     cute.autovec_copy(load(source, 128 // source.dtype.width), neighbours(to, 128 // to.dtype.width))
+
+
+def copy_16_bytes_out(source, to):
+    """Copy 16 bytes to global memory that nobody reads soon: they are the first to leave L2."""
+    words = load(cute.recast_ptr(source, dtype=Uint32), 4)
+    cute.arch.inline_ptx(
+        "st.global.cs.v4.b32 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",
+        read_only_args=[to.toint(), *(words[w] for w in range(4))],
+    )

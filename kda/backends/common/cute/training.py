@@ -92,6 +92,7 @@ class GradsOptions(ChunkConfig):
     ctas = 1                                 # CTAs that an SM has at once
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
     few_registers = False                    # LOAD computes addresses anew for each tensor
+    spares_L2 = False                        # what LOAD moves leaves L2 first, for items that wait; dh is discarded
 
     @property
     def share_pitch(self) -> int:

@@ -79,7 +79,8 @@ class Walker(Entry):
             # redundant: its release, not the arrival; this thread has written nothing
             cute.arch.mbarrier_arrive_and_expect_tx(s.full + stage, self.tile.bytes)
             place = (Int64(chunk) * x.HV + head) * self.tile.bytes
-            bulk_copy(s.tiles + stage * self.tile.bytes, x.tiles + place, self.tile.bytes, s.full + stage)
+            to = s.tiles + stage * self.tile.bytes
+            bulk_copy(to, x.tiles + place, self.tile.bytes, s.full + stage, last=self.back)
 
 
 class State:

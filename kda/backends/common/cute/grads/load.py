@@ -10,12 +10,15 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
 
 from .. import fast
-from ..async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
+from ..async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later, discard
 from ..configs import ChunkTable
-from ..copies import copy_16_bytes, floats, in_global, load, load_one, store
+from ..copies import copy_16_bytes, copy_16_bytes_out, floats, in_global, load, load_one, store
 from ..tile import BF16
 from ..training import LOAD, LOADERS, PLACE, PLACES, TOKEN_FACTORS, TOKENS, GradsOptions
 from .places import SMALLEST_B, B, last_token, position
+
+
+LINE = 128                                   # bytes that L2 discards at a time
 
 
 def tile_at(pointer, elements):
@@ -101,6 +104,8 @@ class Loader:
         """The item after item i, which MATH has."""
         self.ask_for_rows(x, s, place, i + 1)
         cute.arch.mbarrier_wait(s.values_empty, i & 1)
+        if self.c.spares_L2:
+            self.forget_states(x, s, place_of(s, i))
         self.load_values(x, s, place)
         cute.arch.cp_async_wait_group(1)
         self.make_factors(x, s, place, i + 1)
@@ -122,11 +127,22 @@ class Loader:
             cute.arch.mbarrier_arrive_and_expect_tx(s.values_full, 2 * BF16 * V * K)
             of_state = (Int64(chunk) * x.HV + head) * (K * V)
             for source, to in self.states(x, s):
-                bulk_copy(to, source + of_state, BF16 * V * K, s.values_full)
+                bulk_copy(to, source + of_state, BF16 * V * K, s.values_full, self.c.spares_L2)
             self.load_other_states(x, s, chunk, head)
         arrive_when_copied(s.values_full)
         # redundant: except in the loop; before it, all groups are waited for
         cute.arch.cp_async_commit_group()
+
+    def forget_states(self, x, s, place):
+        """dh of an item that all products have read."""
+        chunk, head, _, _ = place
+        self.discard(x.dh + (Int64(chunk) * x.HV + head) * (self.c.K * self.c.V), BF16 * self.c.V * self.c.K)
+
+    def discard(self, first, size: int):
+        """So many bytes, by all threads."""
+        address = first.toint() + self.thread_again() * LINE
+        for n in range(size // (LINE * LOADERS)):
+            discard(address + n * (LINE * LOADERS))
 
     def states(self, x, s):
         """Return the states that lie item by item, and where they come to."""
@@ -142,9 +158,9 @@ class Loader:
             row = last_token(thread // self.pieces + self.apart * j, tokens)
             address = fast.row((source + first).toint() + (thread & self.pieces - 1) * 16, row, stride * Int32(2))
             place = to + self.place_of_piece(thread, j, rows)
-            copy_16_bytes_later(address, place)
+            copy_16_bytes_later(address, place, self.c.spares_L2)
             for n in range(1, self.parts):
-                copy_16_bytes_later(address + n * self.pieces * 16, place + n * (rows * 64))
+                copy_16_bytes_later(address + n * self.pieces * 16, place + n * (rows * 64), self.c.spares_L2)
 
     def place_of_piece(self, thread, j: int, rows: int = TOKENS):
         """Elements to a thread's piece of its j-th token, in panels of so many rows; those of further parts of the row
@@ -222,7 +238,7 @@ class Loader:
         """dq, dk and dg of an item, out of the place of its rows."""
         _, head, begin, tokens = place
         cute.arch.mbarrier_wait(s.rows_done + (i & 1), i >> 1 & 1)
-        rows = self.rows_at(s, i)
+        rows, copy = self.rows_at(s, i), copy_16_bytes_out if self.c.spares_L2 else copy_16_bytes
         for to, field in ((x.dq, "q"), (x.dk, "k"), (x.dg, "g")):
             thread = self.thread_again()
             for j in cutlass.range_constexpr(self.passes if field in self.c.rows.fields else 0):
@@ -230,9 +246,9 @@ class Loader:
                 if row < tokens:
                     source = self.field(rows, field) + self.place_of_piece(thread, j)
                     target = self.row_of(to, begin, head, row, x.HV)
-                    copy_16_bytes(source, target)
+                    copy(source, target)
                     for n in cutlass.range_constexpr(1, self.parts):
-                        copy_16_bytes(source + n * (TOKENS * 64), target + n * self.pieces * 8)
+                        copy(source + n * (TOKENS * 64), target + n * self.pieces * 8)
 
     def row_of(self, to, begin, head, row, HV):
         """A thread's piece of a row of a result."""

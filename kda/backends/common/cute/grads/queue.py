@@ -119,11 +119,24 @@ class QueueLoader(Loader):
 
     def load_other_states(self, x, s, chunk, head):
         if self.remade:
-            half, panels = HALF * self.c.V, self.c.panels
-            places = x.places_of_dh + (chunk * x.HV + head) * panels
-            kibs = [cute.arch.load(places + n, Int32, sem="relaxed", scope="gpu") for n in range(panels)]
-            for n in range(panels):
-                bulk_copy(s.dh + n * half, x.tiles + Int64(kibs[n]) * KIB, BF16 * half, s.values_full)
+            half, kibs = HALF * self.c.V, self.kibs_of_dh(x, chunk, head)
+            for n in range(len(kibs)):
+                source = x.tiles + Int64(kibs[n]) * KIB
+                bulk_copy(s.dh + n * half, source, BF16 * half, s.values_full, self.c.spares_L2)
+
+    def forget_states(self, x, s, place):
+        if self.remade:
+            chunk, head, _, _ = place
+            for kib in self.kibs_of_dh(x, chunk, head):
+                self.discard(x.tiles + Int64(kib) * KIB, BF16 * HALF * self.c.V)
+        else:
+            super().forget_states(x, s, place)
+
+    def kibs_of_dh(self, x, chunk, head):
+        """Where dh of an item lies over tiles: a KiB for each 64 channels, as the walk says."""
+        panels = self.c.panels
+        places = x.places_of_dh + (chunk * x.HV + head) * panels
+        return [cute.arch.load(places + n, Int32, sem="relaxed", scope="gpu") for n in range(panels)]
 
     def first_outside(self, x, i, items):
         return items + cute.arch.block_idx()[0]
