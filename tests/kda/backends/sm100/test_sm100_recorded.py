@@ -822,14 +822,15 @@ def test_nor_does_the_one_kernel():
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_one_kernel_spills_32_bytes_at_most_and_104_where_one_product_is_not_enough(arch):
+def test_the_one_kernel_spills_32_bytes_at_most_and_112_where_one_product_is_not_enough(arch):
     found = {}
     for words in GATES[:: 1 if arch == "sm100" else 3]:
         for packed in FLAGS:
             p = Problem.parse(f"K=128 V=128 bfloat16 {words} H=1 HV=3 {'packed' * packed}")
             config = plan.keeping_config(p, plan.PAIRS, True)
             found[config] = kernel(config, arch).spills
-    assert all(spills <= (32 if config.one_product else 104) for config, spills in found.items()), found
+    of_any_gate = 112 if arch == "sm103" else 104
+    assert all(spills <= (32 if config.one_product else of_any_gate) for config, spills in found.items()), found
 
 
 def test_a_kept_tile_lies_as_operands_leaves_it():
