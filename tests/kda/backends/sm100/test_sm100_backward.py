@@ -61,13 +61,13 @@ WITHOUT_SPILLS = "bounded dt_bias=true l2norm beta=sigmoid", "bounded dt_bias=tr
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("K", [128, 64])
-def test_no_kernel_of_a_bounded_gate_spills_but_those_with_grads_64_bytes_and_the_one_that_keeps_32(K):
+def test_no_kernel_of_a_bounded_gate_spills_but_those_with_grads_64_bytes_and_the_one_that_keeps_40(K):
     for words in WITHOUT_SPILLS:
         for arch in ARCHS:
             p = Problem.parse(f"bfloat16 {words} K={K} V={K} state_dtype=float32 final_state=true")
             for config in dict.fromkeys(training_plan.all_configs(plan.TRAINING, p)):
                 bytes_ = launch.kernel(config, parse(arch)).spills if config else 0
-                most = {GradsConfig: 64, ReverseConfig: 64, KeepingConfig: 32}.get(type(config), 0)
+                most = {GradsConfig: 64, ReverseConfig: 64, KeepingConfig: 40}.get(type(config), 0)
                 assert bytes_ <= most, (config, arch)
 
 
