@@ -48,11 +48,11 @@ questions() {
 tables() {
     local card=${third:?the card, such as h200} few="h64-8k h96-8k h32-8k h16-8k h8-32k h64-8x1k h64-1k h12-4k"
     bench() {                                                            # NAME GATE SHAPES OPTIONS
-        local shapes=() name graph=--graph
-        [ "$1" = eager ] && graph=
+        local shapes=() name graph=(--graph)
+        [ "$1" = eager ] && graph=()
         case " ${parts:-$1} " in *" $1 "*) ;; *) return ;; esac
         for name in $3; do shapes+=(--shape "$name"); done
-        run "$1" 600 python -m kda bench --backend sm90 ${graph:+--graph} --repeats 40 --gate "$2" "${shapes[@]}" "${@:4}" \
+        run "$1" 600 python -m kda bench --backend sm90 "${graph[@]}" --repeats 40 --gate "$2" "${shapes[@]}" "${@:4}" \
             --save "$out/$card-sm90-$1.json"
     }
     bench kept bounded "$few h64-8k-64" --direction step --disable-recompute

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from kda.tools.verify import digests
-from kda.tools.verify.ledger import FILE, RAN, SIMULATED, Known, Ledger, host_code
+from kda.tools.verify.ledger import FILE, GOOD, RAN, SIMULATED, Known, Ledger, host_code
 from ptxkit.compile import fetching
 from ptxkit.compile.target import Target, parse
 
@@ -193,9 +193,6 @@ def count(known: list[Known]) -> str:
 
 
 # ---- running
-
-
-GOOD = ("ok", "skipped")                     # outcomes after which a worker goes on
 
 
 class Worker:

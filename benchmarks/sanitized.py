@@ -4,14 +4,14 @@
 
 racecheck (CUDA 13.0) reports hazards of the Hopper kernels that are none, of four kinds:
 - one lane arrives on an mbarrier for its warp, which met before: what the other lanes did counts as not ordered;
-- a warp that was at more meetings than another one, or at fewer: from then on meetings of both count as not ordered, as
-  if meetings were told apart by their number alone;
-- in clusters of four and in `stream`, a group arrives at a barrier where a ninth warp waits: the same, and so for what
-  CHAIN's warps and the one that stores o tell each other;
+- a warp has passed more barriers than another one: from then on a barrier of both counts as no order, as if barriers
+  were told apart by their number alone;
+- in clusters of four and in `stream` the warp INVERSE passes fewer barriers than its group, and the one that stores o
+  passes none: what they read, or write, counts as not ordered;
 - there, copies of 16 bytes arrive on the mbarrier that says that a tile is there: then it seems to order nothing.
-`--followed`: the kernels with what makes up for these, but the third in part. All lanes arrive, and who arrives for
-another warp waits for it, too, which orders no more than the mbarrier on which that one arrives. LOAD waits for its
-copies and arrives itself.
+`--followed`: the kernels in a form without these hazards, but those of the third kind. All lanes arrive, and who
+arrives for another warp waits for it, too, which orders no more than the mbarrier on which that one arrives. LOAD waits
+for its copies and arrives itself.
 """
 
 from __future__ import annotations

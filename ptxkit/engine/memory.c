@@ -115,7 +115,7 @@ static void touch(Region *r, u64 address, u64 n, u8 how) { /* sectors of the add
     for (u64 s = address / 32; s <= (address + n - 1) / 32; s++) r->touched[s - r->address / 32] |= how;
 }
 
-enum { GONE = 2 }; /* of a byte that is written: it was discarded since */
+enum { GONE = 2, LINE = 128 }; /* of a byte that is written: it was discarded since; bytes that are discarded at a time */
 
 /* A read of global memory that nothing has written since it was allocated, or discarded: whether a result depends on the
    former, Python finds out. */
@@ -158,7 +158,6 @@ bool global_write(Warp *w, const Ins *i, const Access *a, u64 address, const voi
 
 /* What the bytes are afterwards is not known: nobody may read them before they are written. */
 static void discard(Warp *w, const Ins *i, const Access *a, u64 address) {
-    enum { LINE = 128 };
     u8 unknown[LINE];
     Region *r;
     u8 *p = global_bytes(w, i, a->lane, address, LINE, LINE, true, &r);
@@ -389,7 +388,7 @@ static Outcome op_discard(Warp *w, const Ins *i, u32 lanes) {
         int l = first_lane(rest);
         u64 address = address_operand(w, i, 0, DISCARD_ADDRESS, l);
         if (space_of(i->mod[DISCARD_SPACE], &address) != GLOBAL) {
-            find(w, i, l, OUT_OF_BOUNDS, address, 128, "discard of what is not in global memory");
+            find(w, i, l, OUT_OF_BOUNDS, address, LINE, "discard of what is not in global memory");
             continue;
         }
         Access a = warp_access(w, i, l, SPACE_GLOBAL);

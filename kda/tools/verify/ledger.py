@@ -21,6 +21,7 @@ import ptxkit
 FILE = Path(__file__).with_name("ledger.json")
 PACKAGES = {"kda": Path(__file__).parents[2], "ptxkit": Path(ptxkit.__file__).parent}
 RAN, FAILED, SIMULATED = "ran", "failed", "simulated"
+GOOD = ("ok", "skipped")                     # outcomes of a run in which nothing was wrong
 
 # The host code of a path, by the first word of its name.  Code of kernels is not in it: that has digests of its own.
 COMMON = (
@@ -134,7 +135,7 @@ class Ledger:
     def _path(self, name: str) -> Known:
         runs = [run for run in self.runs if run["path"] == name]
         current = [run for run in runs if run["host"] == host_code(name)]
-        if failed := [run for run in current if run["outcome"] not in ("ok", "skipped")]:
+        if failed := [run for run in current if run["outcome"] not in GOOD]:
             return Known(name, FAILED, failed[-1])
         ran = [run for run in current if run["outcome"] == "ok"]
         whole = ran and {run["case"] for run in ran}.issuperset(self.needed[name])
