@@ -22,7 +22,10 @@ GATES = "| gate | forward, 64 heads | forward, 32 heads | step, 64 heads | step,
 GAINS = "| training | gate | on | FLA | kda | gain |"
 SHOWN = "with a bounded gate forward # ms, training step # to # ms"
 EAGER = ("a step takes # ms from a graph and # without one with 64 heads of 8,192 tokens, # and # with 16 heads, # and "
-         "# with 64 heads of 1,024")
+         "# with 64 heads of 1,024, # and # with 12 heads of 4,096")
+EAGER_SHAPES = ("h64-8k", "h16-8k", "h64-1k", "h12-4k")
+MODELS_TRAINED = ("h200-model", "h200-model-64")               # by benchmarks/training.py
+SIDES = {"kda": "`import kda.fla`", "kda.nn": "layers of `kda.nn`"}
 MODELS = {"bounded": "Kimi-K3", "softplus": "Kimi-Linear"}     # whose gates they are
 CARD, SHAPE = "h200", "h64-8k"
 WAYS = {"forward": "forward", "step": "training step"}
@@ -106,15 +109,20 @@ def gains() -> list[Gain]:
         mine = ours("step", "bounded", "disable_recompute" in bar.name)
         if bar.name == "FLA, disable_recompute" and mine:
             found.append(Gain("`chunk_kda`, 64 heads", "bounded", "H200", bar.slow, mine.slow, "ms"))
-    layer, model = times.document("h200-layer"), times.document("h100-model")
+    layer = times.document("h200-layer")
     steps = {(row["heads"], row["side"]): row["ms"] for row in layer["rows"] if row["what"] == "step" and "ms" in row}
     gate = "softplus" if layer["lower_bound"] is None else "bounded"
     for heads in sorted({heads for heads, side in steps if side == "fla"}, reverse=True):
         found.append(Gain(f"a layer, {heads} heads", gate, "H200", steps[heads, "fla"], steps[heads, "kda"], "ms"))
-    rates = {row["side"]: row["tokens_per_second"] for row in model["rows"]}
-    size = model["settings"]
-    what = f"FLA's model, {size['layers']} layers, {size['heads']} heads"
-    return [*found, Gain(what, model["gate"], "H100", rates["fla"], rates["kda"], "tokens/s")]
+    return [*found, *(gain for name in MODELS_TRAINED for gain in gains_of_model(times.document(name)))]
+
+
+def gains_of_model(model: dict[str, Any]) -> list[Gain]:
+    """Return what each side of a training run gains over FLA's kernels."""
+    rates, size = {row["side"]: row["tokens_per_second"] for row in model["rows"]}, model["settings"]
+    what, card = f"FLA's model, {size['layers']} layers, {size['heads']} heads", model["device"].removeprefix("NVIDIA ")
+    return [Gain(f"{what}, {words}", model["gate"], card, rates["fla"], rates[side], "tokens/s")
+            for side, words in SIDES.items()]
 
 
 def gates() -> list[str]:
@@ -131,10 +139,13 @@ def gates() -> list[str]:
 
 
 def steps_with_the_host() -> dict[str, tuple[float, float]]:
-    """Return saved steps on an H100, by shape: from a graph, and with the host's time."""
-    rows = {row["shape"]: row for row in times.document("h100-eager")["rows"] if row.get("keeps")}
-    shapes = ("B=1 T=8192 H=64", "B=1 T=8192 H=16", "B=1 T=1024 H=64")
-    return {shape: (rows[shape]["graph"], rows[shape]["eager"]) for shape in shapes}
+    """Return saved steps on an H200, by shape: from a graph, and one eager call after the other."""
+    found = {}
+    for row in times.document("h200-sm90-eager")["rows"]:
+        graph = times.found(CARD, row["shape"], "bounded", "slow", "step", True)
+        if row["shape"] in EAGER_SHAPES and row["regime"] == "slow" and graph:
+            found[row["problem"].partition(" K=")[0]] = graph.ms, 1e3 * row["median"]
+    return found
 
 
 def eager() -> list[str]:
@@ -155,9 +166,9 @@ def panels() -> Iterator[tuple[str, list[Bar]]]:
             if bars := bars_of(direction, gate):
                 yield f"{words}, ms, {gate} gate", bars
     yield "peak memory of a step, GiB, bounded gate", memory()
-    gate, words = times.document("h100-eager")["gate"], "{:.2f} graph, {:.2f} eager"
-    yield f"saved step, ms, {gate} gate, an H100 with a slow host", [
-        Bar(shape, outside, graph, True, words) for shape, (graph, outside) in steps_with_the_host().items()
+    yield "saved step, ms, bounded gate, eager calls in a loop", [
+        Bar(shape, outside, graph, True, "{:.2f} graph, {:.2f} eager")
+        for shape, (graph, outside) in steps_with_the_host().items()
     ]
     yield "gain of training over FLA, times as fast", [
         Bar(f"{gain.what.replace('`', '')}, {gain.gate}, {gain.card}", gain.times, gain.times, True) for gain in gains()

@@ -178,7 +178,7 @@ def calls() -> list[dict[str, Any]]:
     rows = []
     for file in sorted(common.RESULTS.glob("h200-*.json")):
         data = json.loads(file.read_text())
-        if isinstance(data, dict) and "settings" in data and not data["settings"]["disable_recompute"]:
+        if isinstance(data, dict) and data.get("command") == "bench" and not data["settings"]["disable_recompute"]:
             source = f"{file.name} {data['host']['commit'].partition(',')[0]}"
             rows += [{"problem": row["problem"], "direction": row["direction"], "backend": row["backend"],
                        "seconds": row["median"], "source": source}

@@ -163,14 +163,15 @@ def test_the_example_of_a_docstring_runs(name):
 def pictures(monkeypatch):
     """The scripts of docs/pictures, by name."""
     monkeypatch.syspath_prepend(PICTURES)
-    names = ("maths", "kernels", "budgets", "specs", "protocols")
+    names = ("maths", "losses", "kernels", "budgets", "specs", "protocols")
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     for name in (*names, "drawing"):
         del sys.modules[name]
 
 
 def test_the_pictures_are_those_that_their_scripts_draw(pictures):
-    drawn = {PICTURES / name: draw() for name, draw in pictures.maths.PICTURES.items()}
+    drawn = {PICTURES / name: draw() for script in (pictures.maths, pictures.losses)
+             for name, draw in script.PICTURES.items()}
     for script in (pictures.kernels, pictures.budgets):
         drawn |= {PICTURES / "kernels" / name: text for name, text in script.pictures().items()}
     assert {path for path in drawn if path.parent.name == "kernels"} == set((PICTURES / "kernels").iterdir())
