@@ -254,16 +254,31 @@ def bundled(saved: Sequence[Tensor]) -> Saved | Products | OpaqueSaved | None:
     return _BUNDLES[len(saved)](*saved) if saved else None
 
 
-def backward(c: Call, saved: Sequence[Tensor]) -> Grads:
+def backward(c: Call, saved: Any) -> Grads:
+    """Return the gradients; `saved` is a bundle, or what `begin_backward` returned."""
     problem = problem_of(c, "backward")
-    do = torch.zeros_like(c.inputs.v) if c.do is None else c.do
     with autocast_off(c.inputs.q):
-        return _launch(c, problem).backward(problem, c.inputs, do, c.dht, bundled(saved))
+        return _launch(c, problem).backward(problem, c.inputs, _do_of(c), c.dht, saved)
+
+
+def begin_backward(c: Call, saved: Saved | Products | OpaqueSaved | None) -> tuple[Tensor, Any] | None:
+    """Return the gradients of the states that enter as far as `c.dht` tells, and what `backward` goes on with; None if
+    the backend does all at once."""
+    problem = problem_of(c, "backward")
+    backend = choose(problem, backend_asked(c.options.backend)).backend
+    if "begin" not in capability(backend).maps:  # type: ignore[arg-type]
+        return None
+    with autocast_off(c.inputs.q):
+        return launcher(backend).begin_backward(problem, c.inputs, _do_of(c), c.dht, saved)
+
+
+def _do_of(c: Call) -> Tensor:
+    return torch.zeros_like(c.inputs.v) if c.do is None else c.do
 
 
 def _chunk_backward(*args):
     *args, do, dht, saved = args
-    grads = backward(call_of(args, "chunk_kda_bwd", do=do, dht=dht), saved)
+    grads = backward(call_of(args, "chunk_kda_bwd", do=do, dht=dht), bundled(saved))
     return tuple(or_empty(g, args[0]) for g in grads)
 
 

@@ -33,7 +33,7 @@ def run_forward(direction: Direction, x: Inputs, *others: Tensor | None) -> list
 
 
 def run_backward(
-    direction: Direction, x: Inputs, do: Tensor, dht: Tensor | None, saved: Sequence[Tensor] | None
+    direction: Direction, x: Inputs, do: Tensor, dht: Tensor | None, saved: Sequence[Tensor | None] | None
 ) -> Grads:
     read = [aligned((saved or ())[i]) for i in direction.saved]
     tensors = [*inputs_in_memory(x), aligned(do, x.q.dtype), aligned(dht, torch.float32), *read]

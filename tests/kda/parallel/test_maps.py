@@ -117,5 +117,5 @@ def test_states_that_are_handed_on_give_the_bits_of_one_call(backend, kept, requ
 
 def test_who_has_maps_of_its_own_declares_it():
     declared = {name: capability(name).maps for name in ("reference", "triton", "sm89", "sm90", "sm100")}
-    both = ("forward", "backward")
-    assert declared == {"reference": both, "triton": both, "sm89": both, "sm90": both, "sm100": both[1:]}
+    both, begun = ("forward", "backward"), ("forward", "backward", "begin")
+    assert declared == {"reference": begun, "triton": both, "sm89": both, "sm90": begun, "sm100": begun[1:]}
