@@ -140,11 +140,11 @@ def gates() -> list[str]:
 
 def steps_with_the_host() -> dict[str, tuple[float, float]]:
     """Return saved steps on an H200, by shape: from a graph, and one eager call after the other."""
+    rows = {row["shape"]: row for row in times.document("h200-sm90-eager")["rows"] if row["regime"] == "slow"}
     found = {}
-    for row in times.document("h200-sm90-eager")["rows"]:
-        graph = times.found(CARD, row["shape"], "bounded", "slow", "step", True)
-        if row["shape"] in EAGER_SHAPES and row["regime"] == "slow" and graph:
-            found[row["problem"].partition(" K=")[0]] = graph.ms, 1e3 * row["median"]
+    for shape in EAGER_SHAPES:
+        if graph := times.found(CARD, shape, "bounded", "slow", "step", True):
+            found[rows[shape]["problem"].partition(" K=")[0]] = graph.ms, 1e3 * rows[shape]["median"]
     return found
 
 

@@ -22,11 +22,15 @@ def height_of(loss: float) -> float:
     return TOP + HEIGHT * (1 - math.log(loss / LEAST) / math.log(MOST / LEAST))
 
 
-def curve(losses: dict[str, float], x: float, steps: int, side: str) -> str:
+def stroke_of(side: str) -> str:
+    """Return the attributes of a side's lines."""
     colour, width, dashes = SIDES[side]
+    return f'stroke="{colour}" stroke-width="{width}"' + (f' stroke-dasharray="{dashes}"' if dashes else "")
+
+
+def curve(losses: dict[str, float], x: float, steps: int, side: str) -> str:
     points = " ".join(f"{x + WIDTH * int(step) / steps:.1f},{height_of(loss):.1f}" for step, loss in losses.items())
-    dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
-    return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{width}"{dashed}/>'
+    return f'<polyline points="{points}" fill="none" {stroke_of(side)}/>'
 
 
 def panel(run: str, x: float) -> list[str]:
@@ -42,9 +46,7 @@ def panel(run: str, x: float) -> list[str]:
         y = TOP + 6 + 20 * number
         words = f"{row['side']}, {row['tokens_per_second']:,.0f} tokens/s"
         parts += [curve(row["losses"], x, steps, row["side"]), text(x + WIDTH - 40, y + 4, words, "end")]
-        colour, width, dashes = SIDES[row["side"]]
-        dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
-        parts.append(f'<path d="M{x + WIDTH - 32:g} {y:g}h30" stroke="{colour}" stroke-width="{width}"{dashed}/>')
+        parts.append(f'<path d="M{x + WIDTH - 32:g} {y:g}h30" {stroke_of(row["side"])}/>')
     return parts
 
 
