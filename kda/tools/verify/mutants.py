@@ -63,7 +63,8 @@ CALLS = {
         "backward of segments, one without tokens": packed(290, 0, segment_chunks=2, backward=True),
         "tables of more sequences than threads": packed(*MANY, HV=None, tables=True),
         "backward of one gate per head": packed(130, 65, gate_per_head=True, sms=3, backward=True),
-        "backward of walks that cross, one gate per head": packed(130, 65, gate_per_head=True, sms=6, backward=True),
+        "backward of walks that cross, one gate per head":
+            packed(230, 0, 70, HV=4, gate_per_head=True, sms=6, backward=True),
         "backward of heads of 64 channels": packed(230, 0, 40, 20, K=64, V=64, sms=2, backward=True),
         "the same of any gate, of segments":
             packed(390, K=64, V=64, gate="softplus", segment_chunks=6, sms=2, backward=True),

@@ -84,13 +84,12 @@ class Math(PairRows):
 
     @cute.jit
     def run(self, x, s):
-        """From item to item, until no item is left; then tensor memory is given back."""
+        """From item to item, until no item is left; then tensor memory is given back: `finish` of the last item has met
+        all warps since they read it."""
         i = Int32(0)
         while there_is(s, i):
             self.item(x, s, i)
             i += 1
-        umma.fence_before_thread_sync()
-        self.warps.sync()                                                      # all have read tensor memory
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
             umma.free(self.c.allocated, umma.first_column(self.c, s))
 

@@ -198,13 +198,12 @@ class Producer:
 
     @cute.jit
     def make_T_and_A2(self, acc, A_kk, columns, TA, b):
-        """The same with b on keys: T' - I and A2."""
+        """The same with b on keys: T' - I and A2.  Behind T', all warps that make A2 and KT fence."""
         if self.team.warp() < 2:
             store_A_kk(acc, A_kk, b, self.team.thread(), on_keys=True)
         self.team.meet_first_four()                                            # A_kk is there
         if self.team.warp() == 0:
             self.inverse.solve(A_kk, columns, TA, None, None)
-            cute.arch.fence_proxy("async.shared", space="cta")
         self.team.meet()                                                       # T' is there, for warps 4 to 7 too
         if self.team.warp() >= 2:
             self.multiplied.make_A2(acc, TA, b, self.team.warp() - 2)

@@ -107,6 +107,7 @@ class Record(Walker):
                         self.leave(x.ht, p * x.HV + head, False)
                 elif cutlass.const_expr(c.ht) and tokens == left:              # the last of its sequence
                     self.leave(x.ht, n * x.HV + head, c.v_first)
+                # redundant: where no state leaves, because rows of the last chunk, fenced as well, are read last
                 umma.fence_before_thread_sync()
             cute.arch.sync_threads()                                           # tensor memory is unused
             if warp == 0:

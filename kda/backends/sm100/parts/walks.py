@@ -128,9 +128,8 @@ class Share(share.Share):
         shares = cutlass.max(cutlass.min(Int64(clusters), all_slots), Int64(1))
         begin, end = [Int32(cutlass.min(n * all_slots // shares, all_slots)) for n in (cluster, cluster + 1)]
         self.publish_slots(x, field, slots, begin, end)
-        cute.arch.sync_warp()
-        slot, _ = self.first(field)
         if cute.arch.lane_idx() == 0:
+            slot, _ = self.first(field)
             store(field + ShareField.CLUSTER, [cluster])
             of_sequence = Int32(0) if self.c.packed else self.slots_of_sequence(x, Int32(0))[0]
             store(field + ShareField.OF_SEQUENCE, [of_sequence, Int32(0)])     # all is there, for wider loads
@@ -182,6 +181,7 @@ class Share(share.Share):
                 way = Int32(PieceField.FROM_MEMORY)
                 found = item + (cute.arch.popc((without & -without) - 1) - 32) * cluster_count(self.c)
                 item = found + cluster_count(self.c)
+        # redundant: the first meeting in `put`, because the field that is written is not the one that was read
         self.put(shared, who, [Int32(0), found // x.HV, found % x.HV, Int32(0), Int32(0), way, way, item])
 
     def put(self, shared, who, fields):

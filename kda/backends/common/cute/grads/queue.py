@@ -65,6 +65,7 @@ class Publishing:
             cute.arch.mbarrier_wait(s.published + turn, number >> 1 & 1 ^ 1)
             cute.arch.mbarrier_arrive(s.stored + turn)
 
+    # redundant: the wait of `announce`, which the DSL places here
     @cute.jit
     def publish_all(self, x, s):
         """PUBLISH, one warp: items from the last of a walk to the first."""
