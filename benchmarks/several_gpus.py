@@ -3,6 +3,7 @@
     python -m benchmarks.several_gpus --json FILE
 
     --ranks 2,4 --shape 131072x64 --shape 524288x8       # tokens x heads; channels: --dim
+    --layers 4                                           # and steps of so many layers, one after the other
     --device cpu --shape 512x2 --dim 32 --calls 1        # processes with gloo and the reference, to see that it runs
 
 One process per GPU.  Each makes the whole row by itself, which is what one GPU takes, and then its own part together
@@ -12,7 +13,8 @@ first, in the norm; what is further off than CLOSE is not timed.  Gates are slow
 A call is timed by events on each GPU.  Ahead of it, every stream waits long enough for the host to issue the call, and
 then for all the others, by a small all-reduce.  A call lasts as long as on its slowest rank; milliseconds, medians.
 `map` and `map_bwd` are what a rank in the middle computes beyond its own tokens' forward and backward.  `send` is the
-all-gather of the maps.
+all-gather of the maps.  `layer` is a layer's share of a step of several: all forwards, then all backwards, as in a
+model, where ranks may be apart by a layer.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ class Rank(NamedTuple):
     world: int
     device: torch.device
     calls: int
+    layers: int
 
     def part(self, x: Tensor) -> Tensor:
         """This rank's tokens of x (B, T, ..)."""
@@ -118,13 +121,28 @@ class Side(NamedTuple):
 
     def step(self, tensors: dict[str, Tensor], do: Tensor) -> list[Tensor]:
         """o and the gradients of all tensors."""
-        leaves = {name: x.detach().requires_grad_() for name, x in tensors.items()}
+        leaves = leaves_of(tensors)
         o = self.function(**leaves, **GATE, **self.words)[0]
         return [o.detach(), *torch.autograd.grad(o, list(leaves.values()), do)]
 
+    def layers(self, count: int, tensors: dict[str, Tensor], do: Tensor) -> None:
+        """The forward of all layers, and the backward from the last to the first."""
+        leaves = leaves_of(tensors)
+        results = [self.function(**leaves, **GATE, **self.words)[0] for _ in range(count)]
+        while results:
+            torch.autograd.grad(results.pop(), list(leaves.values()), do)
+
     def times(self, rank: Rank, tensors: dict[str, Tensor], do: Tensor) -> Row:
-        return {name: rank.milliseconds(functools.partial(call, tensors, do))
-                for name, call in (("forward", self.forward), ("step", self.step))}
+        found: Row = {name: rank.milliseconds(functools.partial(call, tensors, do))
+                      for name, call in (("forward", self.forward), ("step", self.step))}
+        if rank.layers:
+            all_layers = functools.partial(self.layers, rank.layers, tensors, do)
+            found["layer"] = rank.milliseconds(all_layers) / rank.layers
+        return found
+
+
+def leaves_of(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x.detach().requires_grad_() for name, x in tensors.items()}
 
 
 def furthest(rank: Rank, results: list[Tensor], whole: list[Tensor], names: tuple[str, ...]) -> tuple[float, str]:
@@ -196,7 +214,7 @@ def measured(rank: Rank, tokens: int, heads: int, dim: int, fla: bool) -> list[R
 
 
 def on_a_rank(number: int, world: int, port: int, args: argparse.Namespace, pipe: Connection) -> None:
-    rank = Rank(number, world, join(number, world, port, args.device, 120), args.calls)
+    rank = Rank(number, world, join(number, world, port, args.device, 120), args.calls, args.layers)
     for tokens, heads in args.shape:
         rows = measured(rank, tokens, heads, args.dim, args.fla)
         if number == 0:
@@ -225,7 +243,7 @@ def printed(rows: list[Row]) -> str:
     def number(x: float | None) -> str:
         return "" if x is None else f"{x:.2g}" if x < 1 else f"{x:,.2f}"
 
-    numbers = "forward", "step", "map", "map_bwd", "send", "apart"
+    numbers = "forward", "step", "layer", "map", "map_bwd", "send", "apart"
     cells = [
         [f"{r['tokens']:,} x {r['heads']}", str(r["ranks"]), r["side"], *(number(r.get(name)) for name in numbers)]
         for r in rows
@@ -239,6 +257,7 @@ def main() -> int:
     parser.add_argument("--shape", type=shape, action="append", help="TOKENSxHEADS")
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--calls", type=int, default=10)
+    parser.add_argument("--layers", type=int, default=0, help="also a step of so many layers; one layer's share of it")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--fla", action="store_true", help="FLA's context parallelism beside")
     args = parser.parse_args()
