@@ -26,14 +26,17 @@ GOOD = ("ok", "skipped")                     # outcomes of a run in which nothin
 # The host code of a path, by the first word of its name.  Code of kernels is not in it: that has digests of its own.
 COMMON = (
     "calls/autograd.py", "model/bundles.py", "model/offsets.py", "ptxkit:compile/code.py", "ptxkit:compile/driver.py",
-    "ptxkit:compile/kernel.py", "ptxkit:compile/launching.py", "backends/common/*.py",
-    "backends/common/cute/configs.py",
+    "ptxkit:compile/kernel.py", "ptxkit:compile/launching.py",
+    *(f"backends/common/{name}.py" for name in (
+        "arguments", "chunks", "cutting", "directions", "launcher", "limits", "routine", "rules", "tensors",
+    )),
 )
-TRITON = (*COMMON, "ptxkit:compile/triton.py", "backends/triton/*.py")
-SM90 = (*COMMON, "backends/sm90/*.py")
+CUTE = (*COMMON, "backends/common/training*.py", "backends/common/cute/configs.py")
+TRITON = (*COMMON, "ptxkit:compile/triton.py", "backends/common/triton_*.py", "backends/triton/*.py")
+SM90 = (*CUTE, "backends/sm90/*.py")
 POOL = ("backends/common/pool/launch.py", "backends/common/pool/plan.py")
 HOST_CODE: dict[str, tuple[str, ...]] = {
-    "sm90": SM90, "sm89": (*COMMON, "backends/sm89/*.py"), "sm100": (*COMMON, "backends/sm100/*.py"),
+    "sm90": SM90, "sm89": (*COMMON, "backends/sm89/*.py"), "sm100": (*CUTE, "backends/sm100/*.py"),
     "triton": (*TRITON, "backends/triton/decode/*plan.py", "backends/triton/decode/*launch.py"),
     "layer": (*TRITON, "nn/*.py", "backends/triton/layer/plan.py", "backends/triton/layer/launch.py"),
     "pool": (*SM90, *TRITON, *POOL), "parallel": (*SM90, *TRITON, "parallel/*.py"),

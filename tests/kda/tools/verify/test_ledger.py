@@ -112,6 +112,13 @@ def test_readme_counts_what_ran():
     assert ledger_page.of_backend("| `sm89`: float32 |", ledger_of()) == "simulated"
 
 
+def test_each_file_that_backends_share_is_the_host_code_of_a_path():
+    package, patterns = ledger.PACKAGES["kda"], {pattern for code in ledger.HOST_CODE.values() for pattern in code}
+    read = {file for pattern in patterns if ":" not in pattern for file in package.glob(pattern)}
+    assert {*package.glob("backends/common/[!_]*.py")} <= read
+    assert all([*package.glob(pattern)] for pattern in patterns if ":" not in pattern)
+
+
 def test_words_are_not_host_code():
     code = 'def f(x):\n    return f"#{x}", "#", x\n'
     words = '"""Says."""\n# one\ndef f(x):  # another\n    """Says."""\n\n    return f"#{x}", "#", x  # a third\n'
