@@ -20,6 +20,7 @@ from .pages import table_row, with_figures, with_rows
 README, PICTURES = common.ROOT / "README.md", common.ROOT / "docs" / "pictures"
 GATES = "| gate | forward, 64 heads | forward, 32 heads | step, 64 heads | step, 32 heads |"
 GAINS = "| training | gate | on | FLA | kda | gain |"
+BESIDE_FLA = "| `kimi-8k` | gates | kda, ms | FLA, ms | gain | kda, MiB | FLA, MiB |"
 SHOWN = "with a bounded gate forward # ms, training step # to # ms"
 EAGER = ("a step takes # ms from a graph and # without one with 64 heads of 8,192 tokens, # and # with 16 heads, # and "
          "# with 64 heads of 1,024, # and # with 12 heads of 4,096")
@@ -138,6 +139,30 @@ def gates() -> list[str]:
     return rows
 
 
+def beside_fla() -> list[dict[str, Any]]:
+    """Return the rows of a saved `kda bench --against fla`."""
+    rows: list[dict[str, Any]] = times.document("h200-against-fla")["rows"]
+    return rows
+
+
+def rows_beside_fla() -> list[str]:
+    found = []
+    for row in beside_fla():
+        sides = row, row["baseline"]
+        ms, mib = ([f"{side[key] * unit:,.{digits}f}" for side in sides]
+                   for key, unit, digits in (("median", 1e3, 2), ("memory", 2**-20, 0)))
+        found.append(table_row(WAYS[row["direction"]], row["regime"], *ms, f"{row['ratio']:.2f} x", *mib))
+    return found
+
+
+def bars_beside_fla() -> Iterator[Bar]:
+    for direction, words in WAYS.items():
+        slow, fast = (next(row for row in beside_fla() if (row["direction"], row["regime"]) == (direction, regime))
+                      for regime in ("slow", "fast"))
+        yield Bar(f"{words}, FLA", *(1e3 * row["baseline"]["median"] for row in (slow, fast)))
+        yield Bar(f"{words}, kda", *(1e3 * row["median"] for row in (slow, fast)), True)
+
+
 def steps_with_the_host() -> dict[str, tuple[float, float]]:
     """Return saved steps on an H200, by shape: from a graph, and one eager call after the other."""
     rows = {row["shape"]: row for row in times.document("h200-sm90-eager")["rows"] if row["regime"] == "slow"}
@@ -166,6 +191,7 @@ def panels() -> Iterator[tuple[str, list[Bar]]]:
             if bars := bars_of(direction, gate):
                 yield f"{words}, ms, {gate} gate", bars
     yield "peak memory of a step, GiB, bounded gate", memory()
+    yield "kimi-8k, ms, softplus gate, 32 heads, eager: kda bench --against fla", [*bars_beside_fla()]
     yield "saved step, ms, bounded gate, eager calls in a loop", [
         Bar(shape, outside, graph, True, "{:.2f} graph, {:.2f} eager")
         for shape, (graph, outside) in steps_with_the_host().items()
@@ -216,7 +242,9 @@ def draw(theme: dict[str, str], file: Path) -> None:
 
 def readme(text: str) -> str:
     """Return README with its tables of figures, and what is said of the picture and of eager steps."""
-    text = with_rows(with_rows(text, GATES, gates()), GAINS, [gain.row for gain in gains()])
+    rows = {GATES: gates(), GAINS: [gain.row for gain in gains()], BESIDE_FLA: rows_beside_fla()}
+    for head, found in rows.items():
+        text = with_rows(text, head, found)
     return with_figures(with_figures(text, EAGER, eager()), SHOWN, shown())
 
 
