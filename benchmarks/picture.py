@@ -191,7 +191,7 @@ def panels() -> Iterator[tuple[str, list[Bar]]]:
             if bars := bars_of(direction, gate):
                 yield f"{words}, ms, {gate} gate", bars
     yield "peak memory of a step, GiB, bounded gate", memory()
-    yield "kimi-8k, ms, softplus gate, 32 heads, eager: kda bench --against fla", [*bars_beside_fla()]
+    yield "beside FLA, ms, softplus gate, kimi-8k (32 heads), eager calls", [*bars_beside_fla()]
     yield "saved step, ms, bounded gate, eager calls in a loop", [
         Bar(shape, outside, graph, True, "{:.2f} graph, {:.2f} eager")
         for shape, (graph, outside) in steps_with_the_host().items()
