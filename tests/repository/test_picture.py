@@ -40,7 +40,7 @@ def test_the_tables_and_the_sentence_of_the_readme_are_those_of_the_files():
     assert kernel.gate == "bounded" and kernel.times == kernel.fla / kernel.kda and len(layers) == 2
     assert all(gain.times == gain.kda / gain.fla > 1.2 for gain in models)
     assert {(gain.gate, gain.unit) for gain in models} == {("softplus", "tokens/s")}
-    assert [bar.name for bar in picture.bars_beside_fla() if bar.ours] == ["forward, kda", "training step, kda"]
+    assert [bar.name for bar in picture.bars_beside_fla("step")] == ["FLA", "kda"]
     assert all(row["ratio"] == row["baseline"]["median"] / row["median"] > 3 for row in picture.beside_fla())
     other = picture.with_figures(readme, picture.EAGER, ["9.99"] * 8)
     assert other != readme == picture.readme(other)
