@@ -70,6 +70,8 @@ CALLS = {
             packed(390, K=64, V=64, gate="softplus", segment_chunks=6, sms=2, backward=True),
         "one grid walks back and computes gradients":
             packed(200, 0, 65, padding=70, segment_chunks=0, reverse=True, walkers=2, sms=3, backward=True),
+        "walks of four heads that cross, in one kernel that keeps":
+            packed(230, 0, 70, HV=4, save=Save.OWN, form="one kernel", sms=6),
     },
     "sm90": {
         "one kernel, clusters of two": packed(600, 0, 65, form="one kernel"),

@@ -97,7 +97,6 @@ class Consumer:
         o begin, of this CTA's columns: no registers keep them from chunk to chunk."""
         c, following = self.c, who ^ 1
         if walked < self.share.chunks(shared):
-            # redundant: the first meeting in `put`, because the field that is written is not the one that was read
             self.share.find(x, shared, who, following)
         else:
             self.share.find_without_tokens(x, shared, who, following)

@@ -164,6 +164,7 @@ class Share(share.Share):
         ]
         piece = self.piece(x, shared, slot, walk, head)
         following, _ = self.after(of_share, slot, piece.chunks)
+        # redundant: the first meeting in `put`, for CHAIN, which writes another field than it has read
         self.put(shared, who, [following, *piece, item])
 
     @cute.jit
@@ -181,7 +182,7 @@ class Share(share.Share):
                 way = Int32(PieceField.FROM_MEMORY)
                 found = item + (cute.arch.popc((without & -without) - 1) - 32) * cluster_count(self.c)
                 item = found + cluster_count(self.c)
-        # redundant: the first meeting in `put`, because the field that is written is not the one that was read
+        # redundant: the first meeting in `put`, which writes another field than was read
         self.put(shared, who, [Int32(0), found // x.HV, found % x.HV, Int32(0), Int32(0), way, way, item])
 
     def put(self, shared, who, fields):
