@@ -22,9 +22,9 @@ GATES = "| gate | forward, 64 heads | forward, 32 heads | step, 64 heads | step,
 GAINS = "| training | gate | on | FLA | kda | gain |"
 BESIDE_FLA = "| `kimi-8k` | gates | kda, ms | FLA, ms | gain | kda, MiB | FLA, MiB |"
 SHOWN = "with a bounded gate forward # ms, training step # to # ms"
-EAGER = ("a step takes # ms from a graph and # without one with 64 heads of 8,192 tokens, # and # with 16 heads, # and "
-         "# with 64 heads of 1,024, # and # with 12 heads of 4,096")
-EAGER_SHAPES = ("h64-8k", "h16-8k", "h64-1k", "h12-4k")
+EAGER = ("a step takes # ms from a graph and # without one with 16 heads of 8,192 tokens, # and # with 64 heads of "
+         "1,024, # and # with 12 heads of 4,096")
+EAGER_SHAPES = ("T8192 H16", "T1024 H64", "T4096 H12")
 MODELS_TRAINED = ("h200-model", "h200-model-64")               # by benchmarks/training.py
 SIDES = {"kda": "`import kda.fla`", "kda.nn": "layers of `kda.nn`"}
 MODELS = {"bounded": "Kimi-K3", "softplus": "Kimi-Linear"}     # whose gates they are
@@ -109,7 +109,8 @@ def gains() -> list[Gain]:
     for bar in peers("step", "bounded"):
         mine = ours("step", "bounded", "disable_recompute" in bar.name)
         if bar.name == "FLA, disable_recompute" and mine:
-            found.append(Gain("`chunk_kda`, 64 heads", "bounded", "H200", bar.slow, mine.slow, "ms"))
+            what = "`chunk_kda`, 64 heads, `disable_recompute`"
+            found.append(Gain(what, "bounded", "H200", bar.slow, mine.slow, "ms"))
     layer = times.document("h200-layer")
     steps = {(row["heads"], row["side"]): row["ms"] for row in layer["rows"] if row["what"] == "step" and "ms" in row}
     gate = "softplus" if layer["lower_bound"] is None else "bounded"
@@ -163,13 +164,10 @@ def bars_beside_fla(direction: str) -> list[Bar]:
 
 
 def steps_with_the_host() -> dict[str, tuple[float, float]]:
-    """Return saved steps on an H200, by shape: from a graph, and one eager call after the other."""
-    rows = {row["shape"]: row for row in times.document("h200-sm90-eager")["rows"] if row["regime"] == "slow"}
-    found = {}
-    for shape in EAGER_SHAPES:
-        if graph := times.found(CARD, shape, "bounded", "slow", "step", True):
-            found[rows[shape]["problem"].partition(" K=")[0]] = graph.ms, 1e3 * rows[shape]["median"]
-    return found
+    """Return milliseconds of saved steps one after the other on an H200, by shape: from a graph, and eager."""
+    rows = times.document("h200-host")["eager"]["rows"]
+    return {shape: (rows[shape]["graph, back to back"] / 1e3, rows[shape]["step, back to back"] / 1e3)
+            for shape in EAGER_SHAPES}
 
 
 def eager() -> list[str]:

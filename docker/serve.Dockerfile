@@ -1,5 +1,6 @@
 # Serving, with the example server: `docker build -f docker/serve.Dockerfile -t kda-serve .`, then
-# `docker run --gpus all -p 8000:8000 kda-serve`.  The rest is as in train.Dockerfile.
+# `docker run --gpus all -p 8000:8000 kda-serve`.  The rest is as in train.Dockerfile.  Weights are random, and so is the
+# text, unless a model is mounted: `-v $PWD/runs/train:/model`, and behind the image's name the command with `--model /model`.
 FROM python:3.12-slim
 RUN apt-get update && apt-get install -y --no-install-recommends gcc g++ libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/kda

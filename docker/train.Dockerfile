@@ -1,4 +1,5 @@
-# Training: `docker build -f docker/train.Dockerfile -t kda-train .`, then `docker run --gpus all kda-train`.
+# Training: `docker build -f docker/train.Dockerfile -t kda-train .`, then
+# `docker run --gpus all -v $PWD/runs:/opt/kda/runs kda-train`, which keeps the model in runs/train.
 # The wheels bring CUDA; the host needs its driver and the NVIDIA container toolkit alone.  With `--build-arg ARCH=h100`
 # the kernels are built here, otherwise at the first step.  A test runs these steps in a bare environment of Python.
 FROM python:3.12-slim

@@ -1,11 +1,12 @@
 """The pages of the site that are written by programs, which its build does, too.
 
-    python docs/written.py            # writes them; PAGES names them
+    python docs/written.py            # writes them, and those of ptxkit/docs; PAGES names them
 
 What they say lies in git as data that tests compare with the code: docs/data, kda/tools/verify/ledger.json and
 kda/tools/measure/errors.json. What ranks cost is computed here.
 """
 
+import argparse
 import functools
 import json
 import os
@@ -19,7 +20,7 @@ from benchmarks import clock_page, keys_page, ledger_page, ranks, status_page
 from kda.routing.dispatch import capabilities
 from kda.tools.measure.predicted import ERRORS as CLOCK
 from kda.tools.verify.ledger import Ledger
-from ptxkit.docs import shared
+from ptxkit.docs import from_data, shared
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -201,4 +202,7 @@ def write(*_):
 
 
 if __name__ == "__main__":
-    write()
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    for pages in (PAGES, from_data.PAGES):
+        shared.write(pages)
+        print(*(page.relative_to(ROOT) for page in pages), sep="\n")

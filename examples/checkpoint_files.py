@@ -33,7 +33,7 @@ def header_of(path: Path) -> tuple[dict[str, Any], int]:
     with path.open("rb") as file:
         begin = 8 + int.from_bytes(file.read(8), "little")
         if begin > size:
-            raise damaged(path, "the header is longer than it")
+            raise damaged(path, "the header is longer than the file")
         if begin > LARGEST_HEADER:
             raise damaged(path, f"a header has at most {LARGEST_HEADER} bytes; found {begin}")
         text = file.read(begin - 8)

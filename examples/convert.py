@@ -133,7 +133,11 @@ def is_right(
         raise SystemExit(f"--lower-bound {args.lower_bound:g} is for a config that does not say it; this one means "
                          f"{layer.lower_bound}. Leave the option out.")
     layout = layout_of(given, prefix)
-    print(f"{prefix}: {len(given)} tensors, in the layout {layout}")
+    print(f"{prefix}: {len(given)} tensors, named as in the layout {layout}")
+    for name, x in given.items():
+        if x.is_floating_point() and not x.isfinite().all():
+            raise KdaError(f"{prefix}{name.removeprefix(prefix)} must have finite numbers; found nan or infinity. Get "
+                           "the file again.")
     right = True
     if repr(layer) not in said:
         print(layer)

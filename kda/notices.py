@@ -39,7 +39,7 @@ def forget(who: str) -> None:
 def reason_of(error: Exception) -> str:
     """Why a call is not accepted, in short: ids of checks and rules, without numbers that differ from call to call."""
     if isinstance(error, InputError):
-        return error.check
+        return f"{error.check} {error.argument}"
     if isinstance(error, NoBackendError):
         return " ".join(reason.partition(":")[0] for _, reasons in error.choice.tried for reason in reasons)
     return type(error).__name__

@@ -234,6 +234,7 @@ _CHUNK_SIGNATURE = inspect.signature(chunk_kda)
 _KEYWORDS = names_of(chunk_kda)
 OF_OTHERS = {                                # keywords of other packages, and of FLA until 2025
     "return_final_state": "It is called output_final_state.",
+    "chunk_indices": "Leave it out: kda finds the chunks of sequences by itself.",
     "head_first": "Leave it out: tensors are (B, T, H, D); use x.transpose(1, 2) if heads come first.",
 }
 _OPTIONAL = frozenset(_KEYWORDS[len(REQUIRED):])
@@ -365,7 +366,8 @@ def fused_recurrent_kda(
             slot is -1 is dropped.
         num_accepted_tokens: (N,), with (N, S) slots: start from slot [n, num_accepted_tokens[n] - 1] instead.
         inplace_final_state: write the final states into `initial_state`; None means True with a pool, else False.
-            False with a pool does not write the pool and returns the last states, zero for skipped sequences.
+            False with a pool does not write the pool; with `output_final_state` the last states are returned, zero for
+            skipped sequences.
         out: o is written there; only without gradients.
 
     Returns:
@@ -671,6 +673,7 @@ def refuse_keywords(op: str, unknown: dict[str, Any]) -> NoReturn:
 
 _OWN_KEYWORDS = {                            # keywords, if they are not those of chunk_kda
     "chunk_kda_bwd": [*names_of(chunk_kda_bwd), *_KEYWORDS[5:]],
+    "explain": [*_KEYWORDS, "arch"],
     "fused_recurrent_kda": names_of(fused_recurrent_kda),
     "fused_kda_gate": names_of(fused_kda_gate),
 }

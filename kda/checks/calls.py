@@ -226,7 +226,9 @@ def dtype_row(
 
     def found(c: Any) -> str | None:
         x = c.tensor(name)
-        return None if x is None or right(c, x.dtype) else dtype_name(x)
+        if x is None or right(c, x.dtype):
+            return None
+        return dtype_name(x) + (f", and {dtype_name(c.tensor('q'))} q" if "q's" in kind else "")
 
     return Requirement(id or f"{name}.dtype", argument or name, f"{asked} {kind}", found, fix.format(argument or name))
 
@@ -309,8 +311,10 @@ TRAINING_OUT = Requirement(
 TRAINING = (INTERMEDIATE_STATES, WRITTEN_STATE, TRAINING_POOL, TRAINING_OUT)
 
 NUMBERS = (
-    option_row("scale", "a number or None", "Pass float(scale). None: K ** -0.5.", int, float),
-    option_row("lower_bound", "a number or None", "Pass float(lower_bound). None: no bound.", int, float, type(None)),
+    option_row("scale", "a number or None", "Pass a float, such as 0.125, or None for K ** -0.5.", int, float),
+    option_row(
+        "lower_bound", "a number or None", "Pass a float, such as -5.0, or None for no bound.", int, float, type(None)
+    ),
     option_row("chunk_size", "an int", "Pass 32 or 64, or leave it out.", int),
 )
 

@@ -93,11 +93,20 @@ def test_a_reason_has_no_numbers():
     for sizes in ((20, 16), (30, 48)):
         with pytest.raises(kda.InputError) as wrong:
             rehearse("chunk_kda", **make(T=sizes[0], chunk_size=sizes[1]).arguments)
-        assert reason_of(wrong.value) == "chunk_size.value"
+        assert reason_of(wrong.value) == "chunk_size.value chunk_size"
         with pytest.raises(kda.NoBackendError) as nobody:
             rehearse("chunk_kda", **make(T=sizes[0]).arguments, backend="sm90")
         assert "sm90." in reason_of(nobody.value) and not {"20", "30"} & set(reason_of(nobody.value).split())
     assert reason_of(TypeError("too many")) == "TypeError"
+
+
+def test_each_unknown_keyword_is_a_reason_of_its_own():
+    reasons = set()
+    for name in ("cu_seqlen", "outputfinalstate"):
+        with pytest.raises(kda.InputError) as wrong:
+            rehearse("chunk_kda", **make(T=8).arguments, **{name: True})
+        reasons.add(reason_of(wrong.value))
+    assert reasons == {"keyword.unknown cu_seqlen", "keyword.unknown outputfinalstate"}
 
 
 def test_without_fla_the_import_says_what_to_install_and_kda_goes_on(monkeypatch):

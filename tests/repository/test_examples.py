@@ -260,7 +260,7 @@ def test_a_checkpoint_in_several_files_is_read_by_its_index_and_written_again(mo
     assert said.count("the same bits") == 3 and said.count("KimiDeltaAttention(") == 1
     assert run(monkeypatch, "examples/convert.py", tmp_path / "fla", "--layer", 2, "--to", "kimi_linear", "--out",
                tmp_path / "back") == 0
-    assert "model.layers.10.self_attn.: 16 tensors, in the layout fla" in capsys.readouterr().out
+    assert "model.layers.10.self_attn.: 16 tensors, named as in the layout fla" in capsys.readouterr().out
     back = Checkpoint(tmp_path / "back")
     prefix = "model.layers.10.self_attn."
     assert back.under(prefix).keys() == {name for name in tensors if name.startswith(prefix)}
@@ -332,6 +332,16 @@ def test_the_benchmark_of_a_decoding_step_is_right_before_it_times(drafts, monke
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert [row["config"] for row in rows] == ["plan", "parts", "recurrence"] * 2
     assert all(row["seconds"] > 0 and row.get("error", 0) <= 1 for row in rows)
+
+
+def test_weights_that_are_not_finite_end_a_conversion(monkeypatch, tmp_path):
+    tensors = sharded(tmp_path, ["model.layers.0.self_attn."])
+    for file in tmp_path.glob("*.s*"):
+        file.unlink()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    save(tensors | {name: torch.full_like(tensors[name], math.nan)}, tmp_path / "model.safetensors")
+    said = run(monkeypatch, "examples/convert.py", tmp_path)
+    assert f"{name} must have finite numbers; found nan or infinity. Get the file again." in said and "\n" not in said
 
 
 def test_weights_that_are_nan_have_the_same_bits_as_themselves():

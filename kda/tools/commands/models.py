@@ -67,7 +67,9 @@ def way_of_fla(f: MachineFacts) -> ModelsWay:
     def refused(status: str, why: str, *fix: str) -> ModelsWay:
         return ModelsWay("fla-core", status, version, models, why=why, fix=fix)
 
-    version, models = "", "FLA's layers and models"
+    version, models = "", "calls of fla.ops.kda"
+    if f.versions.get("flash-linear-attention") and f.torch_gpus:
+        models = "FLA's layers and models"
     if f.fla.state == "absent":
         return refused("info", "fla-core is not installed: no model calls kda through it", INSTALL_FLA)
     version = f.fla.data.get("version") or f.versions.get("fla-core") or "of an unknown version"

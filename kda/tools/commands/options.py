@@ -111,7 +111,9 @@ def given(*names: str) -> list[str]:
 
 
 def option_of(name: str) -> str:
-    return f"-{name.upper()}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+    """Return an option of the running command as it is typed."""
+    command = click.get_current_context().command
+    return next(max(option.opts, key=len) for option in command.params if option.name == name)
 
 
 def refuse(why: str, *names: str) -> None:

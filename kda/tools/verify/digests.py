@@ -18,7 +18,8 @@ from ptxkit.compile import recipes as known
 from ptxkit.compile.recipes import AnyRecipe
 
 STATES = "state_dtype=float32 final_state=true"
-MODEL = f"bounded dt_bias=true l2norm beta=sigmoid {STATES}"
+LAYER = "dt_bias=true l2norm beta=sigmoid"
+MODEL = f"bounded {LAYER} {STATES}"
 # Every option of a kernel stands in at least one row; each row is a class of problems that models or tests use.
 FORWARDS = (
     f"bfloat16 {MODEL}",
@@ -32,10 +33,15 @@ PER_HEAD = (
     f"bfloat16 {MODEL} gate_per_head=true", f"bfloat16 softplus l2norm packed gate_per_head=true {STATES}",
 )
 SMALL = (f"bfloat16 K=64 V=64 {MODEL}", f"bfloat16 K=64 V=128 softplus packed {STATES}")
-FROM_ZERO = "dt_bias=true l2norm beta=sigmoid final_state=true"                 # the named shapes of `kda bench`
+FROM_ZERO = f"{LAYER} final_state=true"       # the named shapes of `kda bench`
 NAMED = (
     f"bfloat16 bounded {FROM_ZERO}", f"bfloat16 bounded {FROM_ZERO} packed", f"bfloat16 softplus {FROM_ZERO}",
     f"bfloat16 K=64 V=64 bounded {FROM_ZERO}",
+)
+DEFAULTS = (                                 # no states: README's call, the models of `kda explain`, layers in training
+    "bfloat16 softplus", "bfloat16 softplus l2norm beta=sigmoid", "bfloat16 bounded l2norm beta=sigmoid",
+    f"bfloat16 softplus {LAYER}", f"bfloat16 bounded {LAYER}", f"bfloat16 softplus {LAYER} packed",
+    f"bfloat16 bounded {LAYER} packed",
 )
 FLOATS = (
     f"float32 K=64 V=64 {MODEL} forward", f"float32 K=64 V=64 {MODEL} backward",
@@ -60,8 +66,9 @@ SERVING = (
 LAYERS = ("bfloat16", "float32")
 PROBLEMS = {
     ("sm100", "sm100"): FORWARDS + SMALL[:1] + PER_HEAD, ("sm100", "sm103"): FORWARDS[:1],
-    ("sm90", "sm90"): FORWARDS + SMALL + PER_HEAD + NAMED, ("sm89", "sm89"): FLOATS, ("triton", "sm80"): BOTH[:2],
-    ("triton", "sm90"): BOTH + SERVING, ("triton", "sm100"): BOTH[:2], ("layer", "sm90"): LAYERS,
+    ("sm90", "sm90"): FORWARDS + SMALL + PER_HEAD + NAMED + DEFAULTS, ("sm89", "sm89"): FLOATS,
+    ("triton", "sm80"): BOTH[:2], ("triton", "sm90"): BOTH + SERVING, ("triton", "sm100"): BOTH[:2],
+    ("layer", "sm90"): LAYERS,
 }
 PLANS = {backend: f"kda.backends.{backend}.plan" for backend, _ in PROBLEMS}
 PLANS["layer"] = "kda.backends.triton.layer.plan"

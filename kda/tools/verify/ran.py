@@ -31,8 +31,8 @@ class RanKernels(NamedTuple):
         if not self.alike[0]:
             why = f" ({self.why})" if self.why else ""
             return f"{name}: no kernel of these names ran on a GPU as it is now{why}; {_of(self.paths)} host paths did"
-        counts = (f"{_of(self.kernels)} kernels of this call ran on a GPU as they are now; with any options, "
-                  f"{_of(self.alike)} of these names did, and {_of(self.paths)} host paths")
+        counts = (f"{_of(self.kernels)} kernels of this call ran on a GPU as they are now; so did {_of(self.alike)} "
+                  f"variants of them that the ledger lists, for all kinds of calls, and {_of(self.paths)} host paths")
         other = f"; none of them is a GPU of {self.asked}" if self.asked else ""
         return f"{name}: {counts}; on {' and '.join(self.cards)}, last on {self.last}{other}"
 

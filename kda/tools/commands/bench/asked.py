@@ -28,7 +28,7 @@ def shapes_asked(
     if options["names"]:
         shapes = {name: SHAPES[name] for name in options["names"]}
     elif names_a_shape(options):
-        shapes = {"given": explicit_shape(options)}
+        shapes = {"custom": explicit_shape(options)}
     gate = options["gate"]
     return {name: shape._replace(gate=gate) for name, shape in shapes.items()} if gate else shapes
 

@@ -78,7 +78,7 @@ class ShapeBars:
     @property
     def title(self) -> str:
         problem = with_gate(self.problem)
-        return problem if self.name == "given" else f"{self.name}: {problem}"
+        return problem if self.name == "custom" else f"{self.name}: {problem}"
 
 
 def groups_of(lines: Sequence[TimedLine], device: str) -> list[ShapeBars]:

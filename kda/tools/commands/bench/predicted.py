@@ -158,7 +158,7 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
             rows += of_shape
             if not screen.json:
                 label = with_gate(shape.label)
-                screen.line(screen.paint(label if name == "given" else f"{name}: {label}", bold=True))
+                screen.line(screen.paint(label if name == "custom" else f"{name}: {label}", bold=True))
                 for row in of_shape:
                     screen.line("\n".join(aligned(cells(row))))
     sources = sorted({row.source for row in rows if row.source})

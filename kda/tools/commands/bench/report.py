@@ -111,7 +111,7 @@ def timing_lines(screen: Screen, lines: Sequence[TimedLine], verbose: bool) -> l
         if (line.shape, line.problem) != shape:
             shape = line.shape, line.problem
             problem = with_gate(line.problem)
-            title = problem if line.shape == "given" else f"{line.shape}: {problem}"
+            title = problem if line.shape == "custom" else f"{line.shape}: {problem}"
             out.append(screen.paint(title, bold=True))
         out += texts
     return out

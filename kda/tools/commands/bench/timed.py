@@ -71,7 +71,7 @@ def refuse_large(
     why = {name: says for name, shape in shapes.items() if (says := too_large(shape, directions, threads, memory))}
     left_out = [f"{name} ({shapes[name].label}) {says}; --force runs it all the same" for name, says in why.items()]
     small = {name: shape for name, shape in shapes.items() if name not in why}
-    if why and (not small or options["names"] or "given" in shapes):
+    if why and (not small or options["names"] or "custom" in shapes):
         raise CannotJudge(*left_out, *(["--shape tiny takes seconds"] if device == "cpu" else []))
     return small, left_out
 

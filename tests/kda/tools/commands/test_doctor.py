@@ -501,16 +501,24 @@ def test_the_models_that_would_use_kda_have_a_table_of_their_own(machine):
     machine(made_up(versions=installed))
     assert kda_doctor().stdout.splitlines()[9:12] == [
         "Models                 use kda  after           by                    which, or why not",
-        "  fla-core 0.6.0       yes      import kda.fla  swift, backward none  FLA's layers and models",
+        "  fla-core 0.6.0       yes      import kda.fla  swift, backward none  calls of fla.ops.kda",
         "  transformers 5.23.0  yes      import kda.fla  swift, backward none  kimi_linear, glm5_next",
     ]
     fla, transformers = json.loads(kda_doctor("--json").stdout)["models"]
     assert fla == {
-        "package": "fla-core", "version": "0.6.0", "models": "FLA's layers and models", "uses_kda": True,
+        "package": "fla-core", "version": "0.6.0", "models": "calls of fla.ops.kda", "uses_kda": True,
         "line": "import kda.fla", "forward": "swift", "backward": None, "why": "", "fix": [],
     }
     assert transformers["models"] == "kimi_linear, glm5_next" and transformers["version"] == "5.23.0"
     assert "import kda.fla" in kda_doctor("--paste").stdout
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_layers_and_models_of_fla_are_named_where_they_are_installed_and_a_gpu_is_there(machine, gpu):
+    versions = {**made_up().versions, "flash-linear-attention": "0.6.0"}
+    machine(made_up(versions=versions, **({} if gpu else CPU_ONLY)))
+    fla = next(way for way in json.loads(kda_doctor("--json").stdout)["models"] if way["package"] == "fla-core")
+    assert fla["models"] == ("FLA's layers and models" if gpu else "calls of fla.ops.kda")
 
 
 def test_without_fla_and_transformers_there_is_no_table_of_models(machine):

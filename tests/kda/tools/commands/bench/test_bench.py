@@ -211,7 +211,7 @@ def test_a_file_has_the_right_results_around_a_wrong_one_and_says_which_that_is(
     assert result.exit_code == found["exit"] == 1 and len(calls) == 2
     assert [row["regime"] for row in found["rows"]] == [regimes[1 - wrong]]
     assert found["left_out"] == [
-        f"given, {regimes[wrong]} gates: not saved, its results are wrong; `kda verify` finds where"
+        f"custom, {regimes[wrong]} gates: not saved, its results are wrong; `kda verify` finds where"
     ]
     assert "new.json, without the wrong results" in " ".join(result.stdout.split())
 
@@ -399,6 +399,7 @@ def test_results_saved_before_there_were_settings_had_none_on(saved, tmp_path):
     (("--lengths", "3,x"), "not a list of lengths"),
     (("--tokens", "8", "--heads", "2", "--value-heads", "3"), "a multiple of --heads 2"),
     (("--graph", "--stages"), "leave out --stages"),
+    (("--shape", "tiny", "--direction", "decode"), "leave out --shape"),
     (("--fail-above", "3%"), "--fail-above needs --compare"),
     (("--fail-above", "3 percent"), "is not a percentage"),
     (("--regime", "medium"), "'medium' is not one of"),
