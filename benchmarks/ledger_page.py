@@ -23,9 +23,11 @@ BACKENDS = "| GPU | backend | forward | backward | has run on | this code |"
 
 PAGE = """# Evidence: what ran on a GPU
 
-Each kernel that ships is known by the digest of its PTX, and each host path, which is a call with the plan that
-launches its kernels, by the digest of the code on the host that runs it. The ledger (`kda/tools/verify/ledger.json`)
-says when each last ran on a GPU. Code that changed after that has no evidence any more: it is *simulated*, which means
+Each kernel of the classes of problems in `kda/tools/verify/digests.py` is known by the digest of its PTX, and each host
+path, which is a call with the plan that launches its kernels, by the digest of the code on the host that runs it. The
+classes have every option, and the default calls of models; a call that combines options otherwise may have kernels that
+none of them has: `kda explain` counts those of a call. The ledger (`kda/tools/verify/ledger.json`) says when each last
+ran on a GPU. Code that changed after that has no evidence any more: it is *simulated*, which means
 that its kernels ran on a CPU, from their PTX, in the tests.
 
 A run is a case: a class of problems, a path and a shape. Its results and gradients are compared with float64 on the

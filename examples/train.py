@@ -33,8 +33,9 @@ PROMPT = b"The state "
 
 
 def text_of_the_repository() -> torch.Tensor:
-    """The licence and the pages, as bytes."""
-    pages = [ROOT / "LICENSE", ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """The licence and the pages, as bytes; not those that `python docs/written.py` writes."""
+    written = {ROOT / line for line in (ROOT / ".gitignore").read_text().split() if line.endswith(".md")}
+    pages = [ROOT / "LICENSE", ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - written)]
     return torch.frombuffer(bytearray(b"\n".join(page.read_bytes() for page in pages)), dtype=torch.uint8).long()
 
 

@@ -42,6 +42,8 @@ def command(screen: Screen, words: tuple[str, ...], arch: Target | None, backend
     needed.  Exits with 1 if no backend accepts the call.
     """
     given = [word for text in words for word in text.replace(",", " ").split()]
+    if len(names := [word for word in given if word in SHAPES or word in MODELS]) > 1:
+        raise click.UsageError(f"{names[0]} and {names[1]} are both names of a call; leave one out")
     try:
         problem = Problem.parse(" ".join(map(in_words, given)), also=(*MODELS, *SHAPES))
     except ValueError as error:

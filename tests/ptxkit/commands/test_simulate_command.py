@@ -15,6 +15,7 @@ from click.testing import CliRunner
 pytest.importorskip("cuda.bindings.driver", reason="cuda-python is not installed")
 
 import kda
+import ptxkit
 from kda.cli import cli
 from ptxkit import engine, scripts
 from ptxkit.capturing.gpu import order
@@ -530,3 +531,8 @@ def test_without_a_c_compiler_the_script_does_not_begin(workspace, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     result = simulate("script.py", "twice")
     assert result.exit_code == 3 and "needs a C compiler" in result.stderr and not result.stdout
+
+
+def test_the_package_runs_as_a_command():
+    said = subprocess.run([sys.executable, "-m", "ptxkit", "--version"], capture_output=True, text=True, check=True)
+    assert said.stdout == f"ptxkit {ptxkit.__version__}\n"

@@ -15,6 +15,7 @@ from kda.cli import cli
 from kda.model.problem import Problem
 from kda.tools.commands import explain
 from kda.tools.measure.shapes import MODELS, SHAPES
+from kda.tools.verify import ran
 
 ASKED = "chunk_kda B1 T8192 H64 softplus bf16"
 
@@ -153,3 +154,17 @@ main()
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert json.loads(ran.stdout)["calls"] == asked("--arch", "h100", "kimi-linear T8192 disable_recompute")[0]["calls"]
+
+
+def test_two_names_of_calls_are_one_too_many():
+    result = run("kimi-8k", "tiny")
+    assert result.exit_code == 2 and "kimi-8k and tiny are both names of a call; leave one out" in result.stderr
+
+
+@pytest.mark.parametrize("words", [ASKED, *(f"{model} T8192" for model in MODELS)])
+def test_the_ledger_lists_every_kernel_of_the_default_calls_of_models(words, monkeypatch):
+    pytest.importorskip("cutlass")
+    asked_for = set()
+    monkeypatch.setattr(ran, "ran_of", lambda backend, recipes, target: asked_for.update(recipes) or [])
+    assert run("--arch", "h100", words).exit_code == 0
+    assert asked_for and asked_for <= ran._labels("sm90", "sm90").keys()
