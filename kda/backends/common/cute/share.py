@@ -35,7 +35,7 @@ class Share:
     @cute.jit
     def publish_slots(self, x, share, slots, begin, end):
         """Publish four slots: where the share begins and ends, where the walk ends that it begins within, and where the
-        walk begins that it ends within.  Called by one warp."""
+        walk begins that it ends within.  Return the slot of the first piece.  Called by one warp."""
         resume, limit = begin, end
         if begin < end:
             tokens, first = self.extent(x, begin, slots)
@@ -45,6 +45,7 @@ class Share:
         if cute.arch.lane_idx() == 0:
             store(share, [slots, begin, end, resume])
             store(share + self.fields.LIMIT, [limit])
+        return first_slot(begin, end, resume, limit)
 
     @cute.jit
     def first(self, share):
@@ -53,8 +54,7 @@ class Share:
         begin, end, resume, limit = [
             load_one(share + field) for field in (fields.BEGIN, fields.END, fields.RESUME, fields.LIMIT)
         ]
-        slot = resume if resume < end else begin
-        return limit if limit < end else slot, end - begin
+        return first_slot(begin, end, resume, limit), end - begin
 
     @cute.jit
     def after(self, share, slot, chunks):
@@ -66,6 +66,12 @@ class Share:
         following = resume if far else slot + chunks
         last = following >= limit
         return begin if last else following, far or last
+
+
+@cute.jit
+def first_slot(begin, end, resume, limit):
+    slot = resume if resume < end else begin
+    return limit if limit < end else slot
 
 
 class Crossing:

@@ -127,9 +127,8 @@ class Share(share.Share):
         all_slots = Int64(slots) * x.HV
         shares = cutlass.max(cutlass.min(Int64(clusters), all_slots), Int64(1))
         begin, end = [Int32(cutlass.min(n * all_slots // shares, all_slots)) for n in (cluster, cluster + 1)]
-        self.publish_slots(x, field, slots, begin, end)
+        slot = self.publish_slots(x, field, slots, begin, end)
         if cute.arch.lane_idx() == 0:
-            slot, _ = self.first(field)
             store(field + ShareField.CLUSTER, [cluster])
             of_sequence = Int32(0) if self.c.packed else self.slots_of_sequence(x, Int32(0))[0]
             store(field + ShareField.OF_SEQUENCE, [of_sequence, Int32(0)])     # all is there, for wider loads
