@@ -53,9 +53,9 @@ driver finishes it: that is what the column *on* says.
 
 ## Kernels without evidence
 
-Numbers are the places of kernels of one name among those of the class. `benchmarks/evidence.py --list` says which of
-them no case launches. What is built ahead for a class on Hopper includes walks over segments by more CTAs than SMs,
-which exist for packed sequences alone, and what a forward keeps for another backend's backward, which only single
+Numbers are the places of kernels of one name among those of the class. `python -m benchmarks.evidence --list` says
+which of them no case launches. What is built ahead for a class on Hopper includes walks over segments by more CTAs than
+SMs, which exist for packed sequences alone, and what a forward keeps for another backend's backward, which only single
 stages ask for where K = V.
 
 {missing}

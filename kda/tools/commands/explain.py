@@ -9,7 +9,7 @@ import click
 
 from kda.model.problem import Problem
 from kda.routing.dispatch import Choice
-from kda.tools.measure.shapes import MODELS, SHAPES, BenchShape
+from kda.tools.measure.shapes import GATES, MODELS, SHAPES, BenchShape
 from ptxkit.commands.options import ARCH
 from ptxkit.commands.render import FINDING, OK, Screen, common_options, heading
 from ptxkit.compile.target import Target
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 WITHOUT, WITH = "without gradients", "with gradients"
 FUNCTIONS = ("chunk_kda", "fused_recurrent_kda", "decode_step")
+ONE_OF = {"names of a call": (*SHAPES, *MODELS), "functions": FUNCTIONS, "gates": GATES}
 
 
 def completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -42,8 +43,9 @@ def command(screen: Screen, words: tuple[str, ...], arch: Target | None, backend
     needed.  Exits with 1 if no backend accepts the call.
     """
     given = [word for text in words for word in text.replace(",", " ").split()]
-    if len(names := [word for word in given if word in SHAPES or word in MODELS]) > 1:
-        raise click.UsageError(f"{names[0]} and {names[1]} are both names of a call; leave one out")
+    for what, group in ONE_OF.items():
+        if len(named := [word for word in given if word in group]) > 1:
+            raise click.UsageError(f"{named[0]} and {named[1]} are both {what}; leave one out")
     try:
         problem = Problem.parse(" ".join(map(in_words, given)), also=(*MODELS, *SHAPES))
     except ValueError as error:

@@ -156,9 +156,13 @@ main()
     assert json.loads(ran.stdout)["calls"] == asked("--arch", "h100", "kimi-linear T8192 disable_recompute")[0]["calls"]
 
 
-def test_two_names_of_calls_are_one_too_many():
-    result = run("kimi-8k", "tiny")
-    assert result.exit_code == 2 and "kimi-8k and tiny are both names of a call; leave one out" in result.stderr
+@pytest.mark.parametrize(("words", "what"), [
+    (("kimi-8k", "tiny"), "names of a call"), (("kimi-8k", "kimi-linear"), "names of a call"),
+    (("chunk_kda", "decode_step"), "functions"), (("softplus", "bounded"), "gates"),
+])
+def test_two_words_for_one_thing_are_one_too_many(words, what):
+    result = run(*words)
+    assert result.exit_code == 2 and f"{words[0]} and {words[1]} are both {what}; leave one out" in result.stderr
 
 
 @pytest.mark.parametrize("words", [ASKED, *(f"{model} T8192" for model in MODELS)])
