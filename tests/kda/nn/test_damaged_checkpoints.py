@@ -80,9 +80,9 @@ def converted(monkeypatch, tmp_path):
 
 A, Q, K, NORM = (PREFIX + name for name in ("A_log", "q_proj.weight", "k_proj.weight", "o_norm.weight"))
 FILES = {
-    "an empty file": (lambda data: b"", "the header is longer than it"),
-    "seven bytes": (lambda data: data[:7], "the header is longer than it"),
-    "a header that is longer than the file": (lambda data: b"\xff" * 8 + data[8:], "the header is longer than it"),
+    "an empty file": (lambda data: b"", "the header is longer than the file"),
+    "seven bytes": (lambda data: data[:7], "the header is longer than the file"),
+    "a header that is longer than the file": (lambda data: b"\xff" * 8 + data[8:], "the header is longer than the file"),
     "no header": (lambda data: bytes(8), "its header is not JSON: Expecting value"),
     "a header that is not text": (lambda data: joined(b"\xff\xfe{}", b""), "its header is not JSON: 'utf-8' codec"),
     "a header that ends too early": (lambda data: joined(b'{"a": ', b""), "its header is not JSON: Expecting value"),
