@@ -139,7 +139,7 @@ SHARES = faults({"common/cute/share": {
         "shares", "race-write-read or uninitialised", f"team.sync(){60 * SPACE}# all may read"
     ),
     "what another cluster goes on with is walked last": (
-        "whole", "deadlock", "return limit if limit < end else slot, end - begin", "return slot, end - begin"
+        "whole", "deadlock", "return limit if limit < end else slot", "return slot"
     ),
 }, "sm100/fwd/chain": {
     "a cluster waits for the one behind": (
