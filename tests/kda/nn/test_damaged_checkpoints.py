@@ -82,7 +82,7 @@ A, Q, K, NORM = (PREFIX + name for name in ("A_log", "q_proj.weight", "k_proj.we
 FILES = {
     "an empty file": (lambda data: b"", "the header is longer than the file"),
     "seven bytes": (lambda data: data[:7], "the header is longer than the file"),
-    "a header that is longer than the file": (lambda data: b"\xff" * 8 + data[8:], "the header is longer than the file"),
+    "a header that is too long": (lambda data: b"\xff" * 8 + data[8:], "the header is longer than the file"),
     "no header": (lambda data: bytes(8), "its header is not JSON: Expecting value"),
     "a header that is not text": (lambda data: joined(b"\xff\xfe{}", b""), "its header is not JSON: 'utf-8' codec"),
     "a header that ends too early": (lambda data: joined(b'{"a": ', b""), "its header is not JSON: Expecting value"),
