@@ -42,7 +42,6 @@ class Bar(NamedTuple):
     slow: float                              # for gates that remember; the longer number is drawn whole
     fast: float                              # for gates that forget
     ours: bool = False
-    words: str = "{:.2f} fast gates, {:.2f} slow"                              # said if they differ
 
 
 class Gain(NamedTuple):
@@ -200,7 +199,7 @@ def panels() -> Iterator[tuple[str, list[Bar]]]:
 def words_of(bar: Bar) -> str:
     """Return what stands beside a bar."""
     most, least = max(bar.slow, bar.fast), min(bar.slow, bar.fast)
-    return bar.words.format(least, most) if most > 1.03 * least else f"{most:.2f}"
+    return f"{least:.2f} fast gates, {most:.2f} slow" if most > 1.03 * least else f"{most:.2f}"
 
 
 def draw(theme: dict[str, str], file: Path) -> None:
