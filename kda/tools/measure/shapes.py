@@ -28,6 +28,7 @@ BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 DIRECTIONS = ("forward", "backward")
 GATES = ("bounded", "softplus", "given")     # a label that names none has the first
+CUSTOM = "custom"                            # the name of a shape that was given by its sizes
 EXACT_TOKENS, EXACT_STEPS = 2048, 1 << 28    # tokens, and tokens * HV * K * V, that float64 walks one by one
 CPU_FLOPS = 2e9                              # about what the reference does per second and thread
 CPU_TOKEN = 0.005                            # about the seconds that the definition takes for a token

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kda.tools.measure.shapes import DIRECTIONS, SHAPES, BenchShape
+from kda.tools.measure.shapes import CUSTOM, DIRECTIONS, SHAPES, BenchShape
 
 if TYPE_CHECKING:
     from kda.model.problem import Problem
@@ -28,7 +28,7 @@ def shapes_asked(
     if options["names"]:
         shapes = {name: SHAPES[name] for name in options["names"]}
     elif names_a_shape(options):
-        shapes = {"custom": explicit_shape(options)}
+        shapes = {CUSTOM: explicit_shape(options)}
     gate = options["gate"]
     return {name: shape._replace(gate=gate) for name, shape in shapes.items()} if gate else shapes
 

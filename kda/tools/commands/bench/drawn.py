@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kda.tools.measure.peers import peers_of, saved
-from kda.tools.measure.shapes import GATES, SHAPES, gate_in, with_gate
+from kda.tools.measure.shapes import CUSTOM, GATES, SHAPES, gate_in, with_gate
 from ptxkit.commands.layout import fold
 from ptxkit.commands.render import Screen, program_version, write_file
 
@@ -78,7 +78,7 @@ class ShapeBars:
     @property
     def title(self) -> str:
         problem = with_gate(self.problem)
-        return problem if self.name == "custom" else f"{self.name}: {problem}"
+        return problem if self.name == CUSTOM else f"{self.name}: {problem}"
 
 
 def groups_of(lines: Sequence[TimedLine], device: str) -> list[ShapeBars]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kda.errors import NoBackendError
 from kda.routing.dispatch import backend_asked, backend_of_backward
-from kda.tools.measure.shapes import DIRECTIONS, BenchShape, bytes_moved, with_gate
+from kda.tools.measure.shapes import CUSTOM, DIRECTIONS, BenchShape, bytes_moved, with_gate
 from ptxkit.commands.layout import row_lines
 from ptxkit.commands.options import chip_for, needs_a_clock
 from ptxkit.commands.progress import Progress, showing
@@ -158,7 +158,7 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
             rows += of_shape
             if not screen.json:
                 label = with_gate(shape.label)
-                screen.line(screen.paint(label if name == "custom" else f"{name}: {label}", bold=True))
+                screen.line(screen.paint(label if name == CUSTOM else f"{name}: {label}", bold=True))
                 for row in of_shape:
                     screen.line("\n".join(aligned(cells(row))))
     sources = sorted({row.source for row in rows if row.source})

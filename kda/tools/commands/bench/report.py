@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kda.tools.measure.shapes import with_gate
+from kda.tools.measure.shapes import CUSTOM, with_gate
 from ptxkit.commands.layout import row_lines
 from ptxkit.commands.render import Screen, program_version
 
@@ -111,7 +111,7 @@ def timing_lines(screen: Screen, lines: Sequence[TimedLine], verbose: bool) -> l
         if (line.shape, line.problem) != shape:
             shape = line.shape, line.problem
             problem = with_gate(line.problem)
-            title = problem if line.shape == "custom" else f"{line.shape}: {problem}"
+            title = problem if line.shape == CUSTOM else f"{line.shape}: {problem}"
             out.append(screen.paint(title, bold=True))
         out += texts
     return out

@@ -19,7 +19,7 @@ from kda.errors import NoBackendError
 from kda.model.bundles import Save
 from kda.model.host import detect
 from kda.routing.dispatch import backend_asked, backend_names, capability, route
-from kda.tools.measure.shapes import DIRECTIONS, BenchShape, too_large
+from kda.tools.measure.shapes import CUSTOM, DIRECTIONS, BenchShape, too_large
 from ptxkit.commands.render import CANNOT_JUDGE, FINDING, OK, CannotJudge, Screen, heading, write_file
 from ptxkit.compile.target import code_for
 
@@ -71,7 +71,7 @@ def refuse_large(
     why = {name: says for name, shape in shapes.items() if (says := too_large(shape, directions, threads, memory))}
     left_out = [f"{name} ({shapes[name].label}) {says}; --force runs it all the same" for name, says in why.items()]
     small = {name: shape for name, shape in shapes.items() if name not in why}
-    if why and (not small or options["names"] or "custom" in shapes):
+    if why and (not small or options["names"] or CUSTOM in shapes):
         raise CannotJudge(*left_out, *(["--shape tiny takes seconds"] if device == "cpu" else []))
     return small, left_out
 
