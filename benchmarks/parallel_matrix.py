@@ -54,8 +54,10 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 GRAPH = "a step in a CUDA graph, exchange "
 LAYER = "a layer with a context, layout "
+LONG = "a long row, kept "                   # whose backward is one grid that begins before the exchange
 OTHERS = (*(GRAPH + exchange for exchange in OPTIONS["exchange"]), "DTensors", "FSDP2",
-          *(LAYER + layout for layout in OPTIONS["layout"]), "a rank that skips a backward")
+          *(LAYER + layout for layout in OPTIONS["layout"]), *(f"{LONG}{kept}" for kept in OPTIONS["kept"]),
+          "a rank that skips a backward")
 ROWS = ("q", "k", "v", "g", "beta")
 TOKENS = {"cuda": 1300, "cpu": 84}
 REPEATS = 3
@@ -112,7 +114,7 @@ class Row(NamedTuple):
 
 def row_of(case: Case, rank: Rank) -> Row:
     """The same on every rank.  Gates are so slow that a sequence's first tokens count at its end."""
-    T, D, H = TOKENS[rank.device.type], case["dim"] if rank.cuda else 8, 2
+    T, D, H = case.get("tokens", TOKENS)[rank.device.type], case["dim"] if rank.cuda else 8, 2
     HV = 2 * H if case["heads"] == "2 for 4" else H
     offsets = [0, T] if case["sequences"] == "one" else [0, T // 5, T // 5, T // 2 + 1, T - 3]
     generator = torch.Generator().manual_seed(len(name_of(case)))
@@ -388,6 +390,8 @@ SINGLE: dict[str, Callable[[Rank], dict[str, str]]] = {
     **{GRAPH + exchange: functools.partial(captured, exchange=exchange) for exchange in OPTIONS["exchange"]},
     "DTensors": on_a_mesh, "FSDP2": fully_sharded,
     **{LAYER + layout: functools.partial(in_parts, layout=layout) for layout in OPTIONS["layout"]},
+    **{f"{LONG}{kept}": functools.partial(differences, BASE | {"kept": kept, "tokens": {"cuda": 40_000, "cpu": 84}})
+       for kept in OPTIONS["kept"]},
 }
 
 

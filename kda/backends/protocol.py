@@ -47,6 +47,15 @@ class LaunchModule(Protocol):
         """Returns the gradient of the state that enters that sequence, (1, HV, K, V) in float32, from dht (1, HV, K, V)
         if given.  No other gradient is computed.  Backends whose `maps` have "backward" have it."""
 
+    def begin_backward(
+        self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | OpaqueSaved | None
+    ) -> tuple[Tensor, Any] | None:
+        """Returns the gradients of the states that enter, as far as dht tells, and what `finish_backward` reads.  None
+        if that would take more memory than a backward.  Backends whose `maps` have "halves" have this and the next."""
+
+    def finish_backward(self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, begun: Any) -> Grads:
+        """Returns the gradients; dht is whole now."""
+
     def prefill(self, p: Problem, x: Inputs) -> Tensor:
         """Returns o of a forward from and to slots of a pool, x.initial_state.  Backends whose rules let such calls
         pass have it."""

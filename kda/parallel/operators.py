@@ -6,7 +6,8 @@ the part if one sequence spans it, because the backward's map of it is M^T. The 
 the forward's.
 
   forward   maps of the parts' last sequences -> all-gather -> states entering the first ones -> the ordinary forward
-  backward  mirrored maps of the first ones   -> all-gather -> gradients after the last ones -> the ordinary backward
+  backward  mirrored maps of the first ones   -> all-gather -> gradients after the last ones -> the ordinary backward;
+            where a rank has one piece of a sequence, the first half of that backward has its map
 
 With exchange="chain" states go from rank to rank instead, each through its map, and with "tree" maps are composed; with
 "hops" there are none: a rank waits for the state that enters it, runs the ordinary forward, and sends its final state.
@@ -28,7 +29,7 @@ from kda.model.problem import Inputs, Options, Problem
 from kda.model.transforms import Links, register
 from kda.routing.dispatch import backend_asked
 
-from . import exchange, maps
+from . import exchange, halves, maps
 from .context import CPContext, context_of
 from .layout import RankPart, holder
 
@@ -48,6 +49,13 @@ class Rank(NamedTuple):
     @property
     def v_first(self) -> bool:
         return self.call.options.state_v_first
+
+    @property
+    def only_piece(self) -> RankPart | None:
+        """The part of this rank if all its tokens are of one sequence that is on other ranks, too.  Then a call does
+        what a map of it would do a second time."""
+        (part, *others), p = self.context.parts, self.problem
+        return part if not others and p.N == 1 and p.T and (part.before or part.after) else None
 
     def pieces(self, part: RankPart, first: bool, h0: Tensor | None = None) -> tuple[slice, Inputs]:
         """The tokens of a part's first or last sequence, and a separate call of them."""
@@ -105,6 +113,10 @@ def _forward(*arguments: Any):
     summaries: list[SegmentSummary | None] = [None] * context.num_parts
     if context.exchange == "hops":
         entering, out = _hop_forward(rank, Save(word))
+    elif (part := rank.only_piece) and not part.before:                        # its final state needs nobody else's
+        out = autograd.forward(_returning_states(call), Save(word))
+        summaries = [SegmentSummary(_no_state(rank, rank.problem.K), rank.row(out.final_state, 0))]  # type: ignore[arg-type]
+        entering = _entering(rank, summaries)
     else:
         if context.crosses:
             summaries = [_map_of(rank, part) for part in context.parts]
@@ -142,6 +154,10 @@ def _with_states(rank: Rank, entering: dict[int, Tensor], **others: Any) -> Call
     """The ordinary call, from the states that enter."""
     h0 = rank.with_rows(rank.call.inputs.initial_state, entering)
     return rank.call._replace(inputs=rank.call.inputs._replace(initial_state=h0), **others)
+
+
+def _returning_states(call: Call) -> Call:
+    return call._replace(options=call.options._replace(output_final_state=True))
 
 
 def _map_of(rank: Rank, part: RankPart) -> SegmentSummary | None:
@@ -207,19 +223,24 @@ def _backward(*arguments: Any):
     if context.exchange == "hops":
         grads = _hop_backward(rank, entered, saved)
     else:
-        behind = _behind(rank, carried[..., :K].mT)
+        part, begun = rank.only_piece, None
+        if part and (part.before or not saved):                                # others wait, or all is made again
+            begun = halves.begin(_with_states(rank, entered), saved)
+        behind = _behind(rank, carried[..., :K].mT, begun.dh0 if begun else None)
         if behind:
             dht = rank.with_rows(torch.zeros_like(call.inputs.initial_state) if dht is None else dht, behind)
-        grads = autograd.backward(_with_states(rank, entered, dht=dht), saved)
+        call = _with_states(rank, entered, dht=dht)
+        grads = begun.finish(call) if begun else autograd.backward(call, saved)
     for n in entered:
         grads.dh0[n] = 0                                                       # its state came from another rank
     return tuple(autograd.or_empty(x, call.inputs.q) for x in grads)
 
 
-def _behind(rank: Rank, transposed: Tensor) -> dict[int, Tensor]:
+def _behind(rank: Rank, transposed: Tensor, dh0: Tensor | None) -> dict[int, Tensor]:
     """The gradients (1, HV, K, V) of the states that leave this rank's parts, by the sequence that they leave.
 
-    `transposed` is M^T of the parts that one sequence spans, (parts, HV, K, K).
+    `transposed` is M^T of the parts that one sequence spans, (parts, HV, K, K); dh0 is what the gradient of the state
+    that enters would be if none came from other ranks, where the backward has begun.
     """
     context, call = rank.context, rank.call
     if not context.crosses:
@@ -229,9 +250,11 @@ def _behind(rank: Rank, transposed: Tensor) -> dict[int, Tensor]:
         if not part.before:
             mine.append(None)
             continue
-        tokens, x = rank.pieces(part, first=True)
-        do = torch.zeros_like(x.v) if call.do is None else call.do[:, tokens]
-        added = maps.segment_map_bwd(rank.problem, x, do, rank.row(call.dht, part.first), rank.requested)
+        added = rank.row(dh0, part.first)
+        if added is None:
+            tokens, x = rank.pieces(part, first=True)
+            do = halves.do_of(call)[:, tokens]
+            added = maps.segment_map_bwd(rank.problem, x, do, rank.row(call.dht, part.first), rank.requested)
         mine.append(SegmentSummary(M[None], added, transposed=True))
     if context.exchange in ONE_BY_ONE:
         (part,), (summary,) = context.parts, mine
@@ -287,9 +310,7 @@ def _hop_forward(rank: Rank, save: Save):
     if part.before:
         entering = {part.first: exchange.receive(context, _no_state(rank), part.before[-1], OP)}
     call = _with_states(rank, entering)
-    if part.after:
-        call = call._replace(options=call.options._replace(output_final_state=True))
-    out = autograd.forward(call, save)
+    out = autograd.forward(_returning_states(call) if part.after else call, save)
     if part.after:
         exchange.send(context, rank.row(out.final_state, part.last), part.after[0], OP)  # type: ignore[arg-type]
     return entering, out

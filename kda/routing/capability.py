@@ -22,6 +22,11 @@ class Rule(NamedTuple):
         return f"{self.id}: {self.why.format(p=p, h=h)}{fix}"
 
 
+MAPS = {
+    "forward": ("segment_map",), "backward": ("segment_map_bwd",), "halves": ("begin_backward", "finish_backward"),
+}
+
+
 def computes_no_gradients(p: Problem, h: Host) -> bool:
     return p.direction != "backward"
 
@@ -42,7 +47,7 @@ class Capability:
     some_backwards: bool = False             # True: also if rules refuse it and this backend was named
     saves: bool = True                       # False: that other backend also runs training forwards
     saves_opaque: bool = False                  # its backward reads the OpaqueSaved of its forward, or recomputes
-    maps: tuple[str, ...] = ()               # "forward": it has segment_map, "backward": segment_map_bwd (kda.parallel)
+    maps: tuple[str, ...] = ()               # functions for kda.parallel that it has: names of MAPS
     composite: bool = False                  # consists of torch operations, which forward-mode AD follows
     archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels
     stages: tuple[str, ...] = ()  # stages of kda.model.stages, or runs of them, that its launch module can run alone

@@ -37,7 +37,7 @@ from .launcher import (
     rows_of,
     walk_numbers,
 )
-from .routine import Draft, Routine, described_once
+from .routine import Draft, Memory, Routine, described_once
 from .tensors import INPUTS, ROWS, aligned, inputs_in_memory, on_its_device
 from .training_plan import COLUMNS, NOT_KEPT, Clusters, MapPlan, Reverse, TrainingPlan, states_table
 
@@ -49,6 +49,22 @@ ROUNDED_IN_BACKWARD = dict.fromkeys(
     ("A_qk", "A_inv", "w", "u", "qg", "kb", "kg", "h", "v_new", "dh", "dv_new", "P", "kD", "qD", "dA_k", "dA_q",
      "r", "G", "Qu", "Ku", "Kd", "dq", "dk", "dv", "dg", "dbeta"), "bfloat16",
 )
+
+
+BEGUN = ("again", "dq", "dv")                # what the rest of a backward reads beside what was kept
+
+
+class Begun(NamedTuple):
+    """What a backward has after its first half.  The second half writes over it."""
+
+    kept: OpaqueSaved | None                 # what the forward kept
+    again: Tensor                            # what was made again; then gradients of states
+    dq: Tensor                               # r, then dq
+    dv: Tensor
+
+    @property
+    def tensors(self) -> list[Any]:
+        return [self.kept.memory if self.kept else None, *self[1:]]
 
 
 class PackedTables(NamedTuple):
@@ -192,25 +208,23 @@ def forward_routine(
 
 @described_once
 def backward_routine(
-    backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, save: Save
+    backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, save: Save,
+    begun: bool = False,
 ) -> Routine:
     """Return the backward for which `save` was kept; `p.final_state` says whether final states have gradients.  Its
-    results are Grads, of each value head."""
-    d = backend.description(p, cc, sms, offsets, (*INPUTS, "do", "dht", "saved"))
-    dv = d.result(p.V, p.dtype)
+    results are Grads, of each value head.  If it was begun, it goes on where `begin_routine` ends."""
+    d = backend.description(p, cc, sms, offsets, (*INPUTS, "do", "dht", "saved", *BEGUN[: len(BEGUN) * begun]))
+    dv = d.draft["dv"] if begun else d.result(p.V, p.dtype)
     dh0 = d.draft.tensor((p.N, *p.state_shape), p.state_dtype) if p.state_dtype else None
-    sizes, again, one = d.plan.saved, None if save is Save.OWN else d.draft.memory(), d.plan.reverse.get(save)
-    results = results_of_grads(d) if one else []
-    tiles = again.part(sizes.tiles + (one.spare if one else 0)) if again else None
-    if save is Save.NOTHING:
-        r = results[0] if one else d.scratch.part(sizes.r)                     # dq of an item comes when r was read
-        parts = Parts(tiles, again.part(sizes.M), d.scratch.part(sizes.h), r)  # type: ignore[union-attr]
-        d.plan.making.launches(d, parts, False, cleared=dv)
-    else:
-        parts = Parts(*[tiles] if again else [], *parts_of(d.draft["saved"], sizes[NOT_KEPT[save]:]))
+    one, again = d.plan.reverse.get(save), None
+    if save is not Save.OWN:
+        again = Memory(d.draft["again"].slot) if begun else d.draft.memory()
+    results = results_of_grads(d, d.draft["dq"] if begun else None) if one else []
+    parts = parts_to_read(d, save, again, again if begun else d.scratch, results)
+    if begun:
         d.make_tables()
-        if again:
-            d.make_tiles(d.plan.prepare, tiles, cleared=dv)
+    else:
+        make_again(d, save, parts, cleared=dv)
     if one:
         scratch = scratch_of(d, dh=not again, shares_over=parts.h if save is Save.NOTHING else None)
         reverse(d, one, parts, scratch, dv, dh0, results)
@@ -221,6 +235,45 @@ def backward_routine(
             d.draft.free_here()                                                # dq and dk may lie in its memory
         results = grads(d, parts, scratch, do=d.draft["do"], dv=dv)
     return d.draft.done(*results[:2], dv, *results[2:], *sums(d, scratch, save), dh0)
+
+
+@described_once
+def begin_routine(
+    backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, save: Save
+) -> Routine:
+    """Return what a backward can do before it has all gradients of final states: it makes what was not kept, and walks
+    back for those that `p` has.  Its results are the gradients of the states that enter, and what the rest reads."""
+    d = backend.description(p, cc, sms, offsets, (*INPUTS, "do", "dht", "saved"))
+    dv, dh0 = d.result(p.V, p.dtype), d.draft.tensor((p.N, *p.state_shape), p.state_dtype)  # type: ignore[arg-type]
+    again, dq = (None, None) if save is Save.OWN else (d.draft.memory(), d.result(p.K, p.dtype))
+    parts = parts_to_read(d, save, again, again, [dq])
+    make_again(d, save, parts, cleared=dv)
+    walk_back(d, parts, scratch_of(d), dv, dh0)
+    return d.draft.done(dh0, Location(again.slot) if again else None, dq, dv)
+
+
+def parts_to_read(
+    d: Description, save: Save, again: Memory | None, others: Memory | None, results: Sequence[Location | None]
+) -> Parts:
+    """Return where all lies that a backward reads: what was kept, and memory for what is made again."""
+    sizes, one = d.plan.saved, d.plan.reverse.get(save)
+    tiles = [again.part(sizes.tiles + (one.spare if one else 0))] if again else []
+    if save is not Save.NOTHING:
+        parts = *tiles, *parts_of(d.draft["saved"], sizes[NOT_KEPT[save]:])
+        return Parts._make(parts)
+    assert again and others
+    r = results[0] if one else others.part(sizes.r)                            # dq of an item comes when r was read
+    return Parts(tiles[0], again.part(sizes.M), others.part(sizes.h), r)
+
+
+def make_again(d: Description, save: Save, parts: Parts, cleared: Location) -> None:
+    """Launch what makes all that was not kept."""
+    if save is Save.NOTHING:
+        d.plan.making.launches(d, parts, False, cleared=cleared)
+        return
+    d.make_tables()
+    if save is Save.STATES:
+        d.make_tiles(d.plan.prepare, parts.tiles, cleared=cleared)
 
 
 class Scratch(NamedTuple):
@@ -292,12 +345,12 @@ def reverse(
     )
 
 
-def results_of_grads(d: Description) -> list[Location]:
+def results_of_grads(d: Description, dq: Location | None = None) -> list[Location]:
     """Return dq and dk of each value head, dg and dbeta."""
     p = d.p
     gates = (p.B, p.T, p.HV) if p.gate_per_head else (p.B, p.T, p.HV, p.K)
     return [
-        *(d.result(p.K, p.dtype) for _ in range(2)), d.draft.tensor(gates, p.g_dtype),
+        dq or d.result(p.K, p.dtype), d.result(p.K, p.dtype), d.draft.tensor(gates, p.g_dtype),
         d.draft.tensor((p.B, p.T, p.HV), p.beta_dtype),
     ]
 
@@ -384,6 +437,8 @@ class TrainingBackend:
         self.v_first = v_first                     # rows of saved states are those of v
         self.map_plan = map_plan                   # where there is a segment_map
         self.backward, self.segment_map_bwd = on_its_device(self._backward), on_its_device(self._segment_map_bwd)
+        self.begin_backward = on_its_device(self._begin_backward)
+        self.finish_backward = on_its_device(self._finish_backward)
 
     def description(
         self, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, inputs: Sequence[str]
@@ -425,6 +480,29 @@ class TrainingBackend:
         usable = saved if type(saved) is OpaqueSaved else None
         direction = self.backward_direction(p, self.saved_in(p, usable), offsets_dtype(x), dht is not None)
         return run_backward(direction, x, do, dht, usable)
+
+    def _begin_backward(
+        self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | OpaqueSaved | None
+    ) -> tuple[Tensor, OpaqueSaved | Begun] | None:
+        """Return the gradients of the states that enter, and what the second half reads; None if beginning earlier
+        would take more memory."""
+        kept, host = saved if type(saved) is OpaqueSaved else None, detect(p.device)
+        save = self.saved_in(p, kept)
+        if save is not Save.OWN and save not in self.plan(p, host.sms).reverse:
+            return None
+        run = begin_routine(self, with_dht(p, dht is not None), host.cc, host.sms, offsets_dtype(x), save)  # type: ignore[arg-type]
+        given = [*inputs_in_memory(x), aligned(do, x.q.dtype), aligned(dht, torch.float32)]
+        dh0, *others = run(x.q, [*given, aligned(kept.memory)] if kept else given)
+        return dh0, kept if kept and save is Save.OWN else Begun(kept, *others)
+
+    def _finish_backward(
+        self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, begun: OpaqueSaved | Begun
+    ) -> Grads:
+        if isinstance(begun, OpaqueSaved):
+            return self._backward(p, x, do, dht, begun)
+        host, save = detect(p.device), self.saved_in(p, begun.kept)
+        run = backward_routine(self, with_dht(p, dht is not None), host.cc, host.sms, offsets_dtype(x), save, True)  # type: ignore[arg-type]
+        return run_backward(Direction(run, (0, 1, 2, 3)), x, do, dht, begun.tensors)
 
     def segment_map(self, p: Problem, x: Inputs) -> SegmentSummary:
         """For one sequence on several GPUs: compose M and the added states of its segments."""

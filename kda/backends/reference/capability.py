@@ -7,7 +7,7 @@ CAPABILITY = Capability(
     backend="reference",
     rank=1000,
     summary="pure torch, any device, any float dtype",
-    maps=("forward", "backward"),
+    maps=("forward", "backward", "halves"),
     composite=True,
     auto_rules=(
         Rule(

@@ -218,12 +218,29 @@ def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
 
 
 def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
-    walk, dh, do = _Walk(p, x), _states(p, dht, x.q), do.flatten(0, 1)
+    return _walked_back(p, x, do, dht, None)
+
+
+def begin_backward(
+    p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None
+) -> tuple[Tensor, Saved | Products | None]:
+    dh0 = _walked_back(p, x, do, dht, saved if isinstance(saved, Saved) else None)
+    return _states_out(p, dh0), saved
+
+
+def finish_backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, begun: Saved | Products | None) -> Grads:
+    return backward(p, x, do, dht, begun)
+
+
+def _walked_back(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | None) -> Tensor:
+    """Return the gradients of the states that enter, and no others."""
+    walk, dS, do = _Walk(p, x, saved), _states(p, dht, x.q), do.flatten(0, 1)
     for slab in reversed(walk.slabs):
-        setup, env = _setup(p, slab.table), walk.inputs(slab, dh) | walk.chunks(slab, do=do)
+        setup, dh = _setup(p, slab.table), dS[slab.sequences]
+        env = walk.inputs(slab, dh) | walk.chunks(slab, do=do)
         env = run(FORWARD + BACKWARD, setup, env, ("w", "qg", "kg", "gc_last", "dv_local"))
-        dh = run_stage(find("bwd/state"), setup, env | {"dht": dh})["dh0"]  # type: ignore[assignment]
-    return dh
+        dS[slab.sequences] = run_stage(find("bwd/state"), setup, env | {"dht": dh})["dh0"]  # type: ignore[assignment]
+    return dS
 
 
 def stage(

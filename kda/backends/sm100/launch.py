@@ -70,4 +70,5 @@ TRAINING = training.TrainingBackend(
 )
 rounded_to, saved_bytes, stage = TRAINING.rounded_to, TRAINING.saved_bytes, TRAINING.stage
 backward, segment_map_bwd = TRAINING.backward, TRAINING.segment_map_bwd
+begin_backward, finish_backward = TRAINING.begin_backward, TRAINING.finish_backward
 backward_direction = TRAINING.backward_direction

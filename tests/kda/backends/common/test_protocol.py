@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kda.backends.protocol import LaunchModule, PlanModule
-from kda.routing.capability import Capability
+from kda.routing.capability import MAPS, Capability
 from kda.routing.dispatch import capabilities
 
 pytestmark = pytest.mark.compiler
@@ -22,7 +22,7 @@ DECLARED = {"launch": LaunchModule, "plan": PlanModule}
 def functions_of(capability):
     """Return, for each module, the functions that every backend of this capability has."""
     optional = {"backward": capability.backward, "saved_bytes": capability.saves_opaque,
-                "segment_map": "forward" in capability.maps, "segment_map_bwd": "backward" in capability.maps}
+                **{f: name in capability.maps for name, functions in MAPS.items() for f in functions}}
     of_launch = ("forward", "stage", "rounded_to", *(name for name, has_it in optional.items() if has_it))
     of_plan = ("recipes", "recipes_of_call", "call_of_stage")
     return {"launch": of_launch} | ({"plan": of_plan} if capability.archs else {})
