@@ -145,9 +145,9 @@ def groups_for(target: Target) -> list[tuple[str, str]]:
 
 def lacking(ledger: Ledger, target: Target, again: bool = False) -> list[Job]:
     """What to run, in this order: cases that take a path for the first time, tests of other paths, cases of kernels.
-    What ran with the same host code is left out, since it would launch the same kernels; a case whose kernels are not
-    known is not left out.  `again`: all counts as lacking."""
-    runs = [] if again else [run for run in ledger.runs if run["host"] == host_code(run["path"])]
+    What ran with the same host code and compiler is left out, since it would launch the same kernels; a case whose
+    kernels are not known is not left out.  `again`: all counts as lacking."""
+    runs = [] if again else [run for run in ledger.runs if run["host"] == host_code(run["path"]) and alike(ledger, run)]
     ran, known = {run["case"] for run in runs}, {run["case"] for run in runs if run["codes"]}
     without = {each.name for each in ledger.paths() if again or each.state == SIMULATED}
     first: list[Job] = []
@@ -162,6 +162,13 @@ def lacking(ledger: Ledger, target: Target, again: bool = False) -> list[Job]:
     tests, more = ([test for path in some for test in gpu_tests(path) if test.name not in ran]
                    for some in (TESTS, MORE_TESTS))
     return [*first, *tests, *later, *more]
+
+
+def alike(ledger: Ledger, run: Row) -> bool:
+    """Whether a run had the compiler of the ledger's kernels."""
+    backend = run["path"].partition(":")[0]
+    name, _, version = ledger.compilers.get("triton" if backend == "pool" else backend, "").rpartition(" ")
+    return run["versions"].get(name) in (None, version)
 
 
 def codes_of(ledger: Ledger, backend: str, arch: str) -> dict[Any, str]:

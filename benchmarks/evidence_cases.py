@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from kda.backends.common.pool.plan import inner
 from kda.backends.common.triton_types import TYPES
 from kda.backends.triton import plan as triton_plan
-from kda.backends.triton.decode import recurrent_plan
+from kda.backends.triton.decode import recurrent_plan, step_plan
 from kda.calls import ahead
 from kda.errors import NoBackendError
 from kda.model.bundles import Save
@@ -44,7 +44,7 @@ CALLS: dict[str, tuple[str, Variants]] = {   # what is called, the `op` of its p
     **dict.fromkeys((RECOMPUTED, ALL, STATES, APART), ("chunk", OF_CHUNKS)),
     SLOTS: ("chunk", {"offsets": INDICES, "slots": INDICES}),
     RECURRENT: ("recurrent", {"offsets": INDICES, "slots": INDICES, "sms": (0, 1)}),
-    DECODE: ("decode", {"slots": INDICES, "by_column": (False, True), "by_channel": (False, True)}),
+    DECODE: ("decode", {"slots": INDICES, "by_column": (False, True), "by_channel": (False, True), "sms": (0, 1)}),
 }
 
 
@@ -221,7 +221,8 @@ class Case:
         indices = dict.fromkeys(("slots", "starts", "offsets", "checkpoints", "accepted"), self.slots)
         needed = {name: f"*{TYPES[dtype]}" for name, dtype in (indices | {"cu_seqlens": self.offsets}).items()}
         if self.call == DECODE:
-            needed |= lie
+            config = step_plan.config(step_plan.usual_step(self.problem), detect(self.problem.device).sms)
+            needed |= lie | {"ROWS": config.rows or self.problem.V, "AHEAD": config.ahead}
         if self.call == RECURRENT:
             needed["BV"] = recurrent_plan.config(self.problem, detect(self.problem.device).sms).BV
         return all(built_for.get(name) in (None, value) for name, value in needed.items())

@@ -140,13 +140,15 @@ def with_states(text: str, ledger: Ledger) -> str:
 
 def of_backend(row: str, ledger: Ledger) -> str:
     backend = re.findall(r"`(\w+)`", row)[0]
-    kernels = [each for group in ledger.groups if group.split()[0] == backend for each in ledger.kernels(group)]
-    paths = [*ledger.paths(backend)]
+    groups = {group.split()[1]: [*ledger.kernels(group)] for group in ledger.groups if group.split()[0] == backend}
+    ran = {arch: kernels for arch, kernels in groups.items() if any(each.state == RAN for each in kernels)}
+    kernels, paths = [each for some in ran.values() for each in some], [*ledger.paths(backend)]
+    archs = f"kernels for {' and '.join(ran)}" if len(ran) < len(groups) else "kernels"    # others are simulated
     counts = [f"{sum(each.state == RAN for each in known)} of {len(known)} {what}"
-              for what, known in (("kernels", kernels), ("host paths", paths)) if known]
+              for what, known in ((archs, kernels), ("host paths", paths)) if known]
     where = cards([*kernels, *paths])
     if not where:
-        return SIMULATED if kernels else "ran on CPUs, in the tests"
+        return SIMULATED if groups else "ran on CPUs, in the tests"
     failed = sum(each.state == FAILED for each in paths)
     words = [*counts, *([f"{failed} failed"] if failed else [])]
     return f"{', '.join(words)} ran on {', '.join(where)}, last on {last_date([*kernels, *paths])}"

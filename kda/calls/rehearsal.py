@@ -135,7 +135,8 @@ def _explained(
     if target:
         chip = host_of(target.name).name.removeprefix("simulated ")
         notes.append(f"{target.name} stands for {target.examples}; planned for the {host.sms} SMs of one {chip}")
-    ran = [each for backend, recipes in of_backends.items() for each in ran_of(backend, recipes, asked)]
+    one_of = choices[0].problem.op != "chunk"          # by dtypes and layouts of its tensors, or their number
+    ran = [each for backend, recipes in of_backends.items() for each in ran_of(backend, recipes, asked, one_of)]
     return Explanation(choices[0], choices[1] if training else None, tuple(notes), planned, tuple(ran))
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +22,10 @@ ONE_OF: dict[str, tuple[Any, ...]] = {
     "op": ("chunk", "recurrent", "decode"), "direction": ("forward", "backward"), "C": (32, 64), "dtype": DTYPES,
     "gate": ("given", "softplus", "bounded"), "beta": ("given", "sigmoid", "2*sigmoid"),
     "g_dtype": DTYPES, "beta_dtype": DTYPES, "state_dtype": DTYPES, "checkpoints": DTYPES,
+}
+DEFAULTS = {                                 # a public function: the fields that it has if no word says otherwise
+    "decode_step": {"gate": "softplus", "A_log": True, "beta": "sigmoid", "qk_l2norm": True, "state_dtype": "float32",
+                    "state_v_first": True, "inplace": True},
 }
 DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "xla", "meta")                     # with or without ":0"
 _SIZE = re.compile(r"(B|T|N|H|HV|K|V|C)(\d+)")                # T8192 is T=8192
@@ -212,8 +216,12 @@ class Problem(Hashed):
         """Return a problem from words such as "K=64 V=128 float32 packed backward": field=value, a size as in T8192, a
         dtype, or a name below; the name of a field that is true or false makes it true.  `also` are words that the
         caller puts into others: they are suggested for one that is written nearly so."""
+        return cls.of_fields(defaults | cls.fields_in(text, also))
+
+    @classmethod
+    def fields_in(cls, text: str, also: Iterable[str] = ()) -> dict[str, Any]:
+        """Return the fields that words give, each at most once: a dtype or a gate is one of several by name=value."""
         by_name = {f.name: f for f in dataclasses.fields(cls) if f.name != "force"}
-        fields = dict(defaults)
         words: dict[str, dict[str, Any]] = {
             **{name: {"dtype": d, "g_dtype": d, "beta_dtype": d}
                for name, d in (*zip(DTYPES, DTYPES), *SHORT_DTYPES.items())},
@@ -221,20 +229,23 @@ class Problem(Hashed):
             "chunk": {"op": "chunk"}, "recurrent": {"op": "recurrent"}, "decode": {"op": "decode", "T": 1},
             "chunk_kda": {"op": "chunk"}, "fused_recurrent_kda": {"op": "recurrent"},
             "decode_step": {"op": "decode", "T": 1},
-            "given": {"gate": "given"}, "softplus": {"gate": "softplus", "A_log": True},
+            "given": {"gate": "given"}, "softplus": {"gate": "softplus", "A_log": True, "lower_bound": None},
             "bounded": {"gate": "bounded", "A_log": True, "lower_bound": -5.0}, "l2norm": {"qk_l2norm": True},
             "cpu": {"device": "cpu"}, "cuda": {"device": "cuda:0"},
             **{name: {name: True} for name, field in by_name.items() if field.type == "bool"},
         }
-        assigned: dict[str, Any] = {}  # fields given as name=value: no word overrides them
+        defaults: dict[str, Any] = {}
+        named: dict[str, tuple[str, Any]] = {}         # a field: the word that gives it, and its value
+        assigned: dict[str, tuple[str, Any]] = {}      # those given as name=value: no word overrides them
         unknown = []
         for word in text.replace(",", " ").split():
             size = _SIZE.fullmatch(word)
             name, equals, value = (size[1], "=", size[2]) if size else word.partition("=")
             if word in words:
-                fields |= words[word]
+                defaults |= DEFAULTS.get(word, {})
+                _put(named, word, words[word])
             elif equals and name in by_name:
-                assigned[name] = _parsed(by_name[name], value, word)
+                _put(assigned, word, {name: _parsed(by_name[name], value, word)})
             else:
                 unknown.append(word)
         if unknown:
@@ -242,7 +253,12 @@ class Problem(Hashed):
             known = ", ".join([*words, *(f"{name}=..." for name in by_name if name not in words)])
             are = "is not a known word" if len(unknown) == 1 else "are not known words"
             raise ValueError(f"{' and '.join(map(repr, unknown))} {are}.{meant} Known: {known}; sizes also as in T8192")
-        fields |= assigned
+        return defaults | {name: value for name, (_, value) in (named | assigned).items()}
+
+    @classmethod
+    def of_fields(cls, fields: dict[str, Any]) -> Problem:
+        """Return the problem of some fields; those that are left out follow from them."""
+        fields = dict(fields)
         fields.setdefault("HV", fields.get("H", cls.HV))
         if fields["HV"] % fields.get("H", cls.H):
             raise ValueError(f"HV={fields['HV']} must be a multiple of H={fields.get('H', cls.H)}")
@@ -274,6 +290,13 @@ def _check_callable(p: Problem) -> None:
         raise ValueError(f"B={p.B} is not 1, and `packed` sequences lie in one row: leave one out")
     if p.op != "chunk" and p.direction == "backward":
         raise ValueError(f"`{p.op}` has no `backward`: leave one out")
+
+
+def _put(given: dict[str, tuple[str, Any]], word: str, fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
+        before, other = given.setdefault(name, (word, value))
+        if other != value:
+            raise ValueError(f"{before!r} and {word!r} give {name} two values: leave one out")
 
 
 def _meant(word: str, words: Iterable[str], fields: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ import click
 
 from kda.model.problem import Problem
 from kda.routing.dispatch import Choice
-from kda.tools.measure.shapes import GATES, MODELS, SHAPES, BenchShape
+from kda.tools.measure.shapes import MODELS, SHAPES, BenchShape
 from ptxkit.commands.options import ARCH
 from ptxkit.commands.render import FINDING, OK, Screen, common_options, heading
 from ptxkit.compile.target import Target
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 WITHOUT, WITH = "without gradients", "with gradients"
 FUNCTIONS = ("chunk_kda", "fused_recurrent_kda", "decode_step")
-ONE_OF = {"names of a call": (*SHAPES, *MODELS), "functions": FUNCTIONS, "gates": GATES}
+NAMES = (*SHAPES, *MODELS)
 
 
 def completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the names that a word may become, for a shell."""
-    return [name for name in (*FUNCTIONS, *MODELS, *SHAPES) if name.startswith(incomplete)]
+    return [name for name in (*FUNCTIONS, *NAMES) if name.startswith(incomplete)]
 
 
 @click.command()
@@ -43,11 +43,12 @@ def command(screen: Screen, words: tuple[str, ...], arch: Target | None, backend
     needed.  Exits with 1 if no backend accepts the call.
     """
     given = [word for text in words for word in text.replace(",", " ").split()]
-    for what, group in ONE_OF.items():
-        if len(named := [word for word in given if word in group]) > 1:
-            raise click.UsageError(f"{named[0]} and {named[1]} are both {what}; leave one out")
+    named = list(dict.fromkeys(word for word in given if word in NAMES))
+    if len(named) > 1:
+        raise click.UsageError(f"{named[0]} and {named[1]} are both names of a call; leave one out")
     try:
-        problem = Problem.parse(" ".join(map(in_words, given)), also=(*MODELS, *SHAPES))
+        said = Problem.fields_in(" ".join(word for word in given if word not in NAMES), also=NAMES)
+        problem = Problem.of_fields(Problem.fields_in(" ".join(map(in_words, named))) | said)
     except ValueError as error:
         names = f"; shapes of `kda bench --list`; models: {', '.join(MODELS)}" if "Known: " in str(error) else ""
         raise click.UsageError(f"{error}{names}") from None
@@ -58,18 +59,17 @@ def command(screen: Screen, words: tuple[str, ...], arch: Target | None, backend
 
 
 def in_words(word: str) -> str:
-    """Return the words of a named shape or model; any other word as it is."""
+    """Return the words of a named shape or model."""
     if word in SHAPES:
         return words_of(SHAPES[word])
-    if word in MODELS:
-        return f"H={MODELS[word].heads} bfloat16 {MODELS[word].gate} dt_bias l2norm beta=sigmoid"
-    return word
+    return f"H={MODELS[word].heads} bfloat16 {MODELS[word].gate} dt_bias l2norm beta=sigmoid"
 
 
 def words_of(shape: BenchShape) -> str:
     tokens = f"N={len(shape.lengths)} packed T={shape.tokens}" if shape.lengths else f"B={shape.B} T={shape.T}"
     gate = "given g_dtype=float32" if shape.gate == "given" else f"{shape.gate} dt_bias"
-    return (f"{tokens} H={shape.H} HV={shape.heads} K={shape.K} V={shape.V} {shape.dtype} {gate} l2norm beta=sigmoid "
+    heads = f"H={shape.H}" + f" HV={shape.heads}" * (shape.heads != shape.H)
+    return (f"{tokens} {heads} K={shape.K} V={shape.V} {shape.dtype} {gate} l2norm beta=sigmoid "
             "final_state")
 
 

@@ -60,6 +60,8 @@ BOTH = (
 IN_SLOTS = "slots=4 inplace=true state_dtype=float32 state_v_first=true"
 SERVING = (
     f"bfloat16 bounded dt_bias=true l2norm beta=sigmoid decode {IN_SLOTS}",
+    f"bfloat16 softplus dt_bias=true l2norm beta=sigmoid decode {IN_SLOTS}",
+    f"bfloat16 softplus dt_bias=true l2norm beta=sigmoid decode {IN_SLOTS.replace('float32', 'bfloat16')}",
     f"bfloat16 bounded dt_bias=true l2norm beta=sigmoid decode T=4 accepted_tokens=true {IN_SLOTS}",
     f"bfloat16 bounded l2norm beta=sigmoid packed start_slots=true checkpoints=float32 batch_invariant=true {IN_SLOTS}",
 )

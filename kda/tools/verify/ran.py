@@ -25,13 +25,15 @@ class RanKernels(NamedTuple):
     last: str                                # a date; "" if none ran
     asked: str = ""                          # the arch that was asked for, if no card is of it
     why: str = ""                            # for which kernels count as not run
+    one_of: bool = False                     # a call launches one of its kernels, which its tensors' layout chooses
 
     def __str__(self) -> str:
         name = f"evidence, {self.backend} for {self.arch}"
         if not self.alike[0]:
             why = f" ({self.why})" if self.why else ""
             return f"{name}: no kernel of these names ran on a GPU as it is now{why}; {_of(self.paths)} host paths did"
-        counts = (f"{_of(self.kernels)} kernels of this call ran on a GPU as they are now; so did {_of(self.alike)} "
+        these = "variants, of which such a call launches one," if self.one_of else "kernels of this call"
+        counts = (f"{_of(self.kernels)} {these} ran on a GPU as they are now; so did {_of(self.alike)} "
                   f"variants of them that the ledger lists, for all kinds of calls, and {_of(self.paths)} host paths")
         other = f"; none of them is a GPU of {self.asked}" if self.asked else ""
         return f"{name}: {counts}; on {' and '.join(self.cards)}, last on {self.last}{other}"
@@ -41,15 +43,20 @@ def _of(counts: tuple[int, int]) -> str:
     return "{} of {}".format(*counts)
 
 
-def ran_of(backend: str, recipes: Iterable[AnyRecipe], asked: Target | None) -> list[RanKernels]:
-    """Return what is known of the kernels of a call on a GPU of `asked`, for each arch that they are built for."""
+def ran_of(
+    backend: str, recipes: Iterable[AnyRecipe], asked: Target | None, one_of: bool = False
+) -> list[RanKernels]:
+    """Return what is known of the kernels of a call on a GPU of `asked`, for each arch that they are built for.
+    `one_of`: the call launches one of them."""
     of_archs: dict[str, list[AnyRecipe]] = {}
     for recipe in dict.fromkeys(recipes):
         of_archs.setdefault(recipe.target.name, []).append(recipe)
-    return [_of_arch(backend, arch, same, asked) for arch, same in of_archs.items()]
+    return [_of_arch(backend, arch, same, asked, one_of) for arch, same in of_archs.items()]
 
 
-def _of_arch(backend: str, arch: str, recipes: list[AnyRecipe], asked: Target | None) -> RanKernels:
+def _of_arch(
+    backend: str, arch: str, recipes: list[AnyRecipe], asked: Target | None, one_of: bool
+) -> RanKernels:
     ledger, labels, group = Ledger.read(), _labels(backend, arch), f"{backend} {arch}"
     listed = {f"{group}: {each.name}": each.code for each in ledger.kernels(group)} if group in ledger.groups else {}
     names = {recipe.name for recipe in recipes}
@@ -65,6 +72,7 @@ def _of_arch(backend: str, arch: str, recipes: list[AnyRecipe], asked: Target | 
         backend, arch, (sum(listed.get(labels.get(recipe, "")) in ran for recipe in recipes), len(recipes)),
         (sum(code in ran for code in same.values()), len(same)), (sum(path.state == RAN for path in paths), len(paths)),
         tuple(cards), max((run["date"] for run in runs), default=""), asked.name if asked and elsewhere else "", why,
+        one_of=one_of and len(recipes) > 1,
     )
 
 

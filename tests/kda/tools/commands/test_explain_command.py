@@ -156,19 +156,39 @@ main()
     assert json.loads(ran.stdout)["calls"] == asked("--arch", "h100", "kimi-linear T8192 disable_recompute")[0]["calls"]
 
 
-@pytest.mark.parametrize(("words", "what"), [
-    (("kimi-8k", "tiny"), "names of a call"), (("kimi-8k", "kimi-linear"), "names of a call"),
-    (("chunk_kda", "decode_step"), "functions"), (("softplus", "bounded"), "gates"),
+@pytest.mark.parametrize(("words", "said"), [
+    ("kimi-8k tiny", "kimi-8k and tiny are both names of a call; leave one out"),
+    ("kimi-8k kimi-linear", "kimi-8k and kimi-linear are both names of a call; leave one out"),
+    ("chunk_kda decode_step", "'chunk_kda' and 'decode_step' give op two values: leave one out"),
+    ("softplus bounded", "'softplus' and 'bounded' give gate two values: leave one out"),
+    ("kimi-linear B8 B=4", "'B8' and 'B=4' give B two values: leave one out"),
+    ("bf16 fp32", "'bf16' and 'fp32' give dtype two values: leave one out"),
+    ("forward backward", "'forward' and 'backward' give direction two values: leave one out"),
 ])
-def test_two_words_for_one_thing_are_one_too_many(words, what):
-    result = run(*words)
-    assert result.exit_code == 2 and f"{words[0]} and {words[1]} are both {what}; leave one out" in result.stderr
+def test_two_words_for_one_thing_are_one_too_many(words, said):
+    result = run(*words.split())
+    assert result.exit_code == 2 and said in result.stderr
+
+
+@pytest.mark.parametrize("words", ["H32 h64-8k softplus", "softplus h64-8k H=32"])
+def test_a_word_beside_a_name_says_what_is_different_wherever_it_stands(words):
+    problem = asked("--arch", "h100", words)[0]["problem"]
+    assert "H=32 K=128" in problem and "T=8192" in problem and "softplus gate" in problem
+
+
+def test_a_step_of_decoding_has_the_defaults_of_its_function_and_launches_one_of_its_variants():
+    answer = asked("--arch", "h100", "decode_step B8 H32 bf16")[0]
+    assert answer["problem"].endswith("softplus gate, l2norm, beta sigmoid, initial state float32, in place, "
+                                      "states (V, K)")
+    assert "given gate" in asked("--arch", "h100", "decode_step given")[0]["problem"]
+    (ran_there,) = answer["calls"][0]["ran"]
+    assert ran_there["one_of"] and "variants, of which such a call launches one" in str(ran.RanKernels(**ran_there))
 
 
 @pytest.mark.parametrize("words", [ASKED, *(f"{model} T8192" for model in MODELS)])
 def test_the_ledger_lists_every_kernel_of_the_default_calls_of_models(words, monkeypatch):
     pytest.importorskip("cutlass")
     asked_for = set()
-    monkeypatch.setattr(ran, "ran_of", lambda backend, recipes, target: asked_for.update(recipes) or [])
+    monkeypatch.setattr(ran, "ran_of", lambda backend, recipes, *others: asked_for.update(recipes) or [])
     assert run("--arch", "h100", words).exit_code == 0
     assert asked_for and asked_for <= ran._labels("sm90", "sm90").keys()

@@ -180,13 +180,19 @@ def test_a_path_of_tests_ran_when_each_of_them_did():
     assert [each.state for each in Ledger(document).paths() if each.name == first.path] == [RAN]
 
 
-def test_a_case_is_run_again_when_nobody_knows_what_it_launched():
-    def left(codes):
-        runs = [row(case=case.name, path=case.path, codes=codes) for case in candidates("sm89", "sm89")]
+def test_a_case_is_run_again_when_its_kernels_are_not_known_or_were_built_by_another_compiler():
+    known = {case.name for case in candidates("sm89", "sm89")}
+    compiler, _, version = Ledger(evidence.document([])).compilers["sm89"].rpartition(" ")
+
+    def left(codes=("a kernel of before",), built_by=version):
+        runs = [row(case=case.name, path=case.path, codes=codes) | {"versions": {compiler: built_by}}
+                for case in candidates("sm89", "sm89")]
         found = evidence.lacking(Ledger(evidence.document(runs)), evidence.parse("sm89"))
         return {case.name for case in found if isinstance(case, Case) and case.backend == "sm89"}
 
-    assert left(["a kernel of before"]) == set() != left([]) <= {case.name for case in candidates("sm89", "sm89")}
+    assert left() == set()
+    for again in (left(codes=()), left(built_by="12.0")):
+        assert again and again <= known
 
 
 def test_a_case_that_no_test_has_any_more_is_left_out():
