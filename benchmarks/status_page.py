@@ -13,6 +13,7 @@ from kda.tools.verify.ledger import FAILED, RAN, Known, Ledger, cards, host_code
 from ptxkit.compile.target import TARGETS, code_for, parse
 
 from . import common
+from .evidence_cases import MORE_TESTS
 from .ledger_page import table
 
 CALLS = {                                    # the first words of a host path -> what a user calls it
@@ -21,8 +22,8 @@ CALLS = {                                    # the first words of a host path ->
     "fused_recurrent_kda": "`fused_recurrent_kda`", "chunk_kda from and to slots": "`chunk_kda` on slots of a pool",
     "prefill from and to slots": "`chunk_kda` on slots of a pool", "nn.KimiDeltaAttention": "`kda.nn`, the layer",
     "two GPUs of one host": "`kda.parallel`, two GPUs",
+    **dict.fromkeys((path.partition(": ")[2] for path in MORE_TESTS), "its own tests, beside those of calls"),
 }
-TESTS = "tests"                              # host paths that begin with it are no calls
 STABLE = (                                   # what, how stable it is, where that is said
     ("functions and classes in `kda.__all__`, `kda.nn`, `kda.parallel`; the arguments of FLA 0.6.0", "public"),
     ("commands, their options, exit codes and `--json` [keys](json.md)", "public"),
@@ -122,9 +123,7 @@ def calls(ledger: Ledger) -> Iterator[str]:
     kinds: dict[tuple[str, str], list[Known]] = {}
     for path in ledger.paths():
         backend, _, words = path.name.partition(": ")
-        kind = words.partition(",")[0]
-        if not kind.startswith(TESTS):
-            kinds.setdefault((backend, CALLS[kind]), []).append(path)
+        kinds.setdefault((backend, CALLS[words.partition(",")[0]]), []).append(path)
     for (backend, call), paths in kinds.items():
         ran = [path for path in paths if path.state == RAN]
         counts = f"{len(ran)} of {len(paths)}" if ran else state(paths)

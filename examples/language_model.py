@@ -150,4 +150,8 @@ class Model(nn.Module):
                 raise SystemExit(f"{folder}: {name} must be a tensor of shape {[*x.shape]}, as config.json says; "
                                  f"found {found}. Copy both files again.")
         model.load_state_dict({name: tensors[name] for name in rest}, strict=False)
+        for name, x in model.state_dict().items():
+            if not x.isfinite().all():
+                raise SystemExit(f"{folder}: {name} must have finite numbers; found nan or infinity. Train it again, "
+                                 "or copy it from an earlier checkpoint.")
         return model

@@ -321,6 +321,8 @@ class Engine:
             ends = torch.tensor([0, *map(len, rows)]).cumsum(0)
             tokens = torch.tensor([[token for row in rows for token in row]], device=device)
             logits = self.model(tokens, cache, ends, keys)[0, ends[1:] - 1]
+        if not logits.isfinite().all():
+            raise ValueError("the model's numbers are not finite: nan or infinity.")
         return logits.argmax(-1).tolist(), cache
 
     def health(self) -> dict[str, int]:

@@ -119,6 +119,16 @@ def test_a_request_that_no_memory_is_large_enough_for_fails_alone():
     assert len(seen.texts) > 10 and not any("3" in prompt for prompt in seen.texts)
 
 
+def test_a_request_whose_numbers_are_not_finite_fails_and_the_others_have_their_answers():
+    broken = model()
+    broken.embed.weight.data[ord("3")] = float("nan")
+    engine, seen = loaded(model_served=broken)
+    failed = [prompt for prompt in seen.failed if len(prompt) < 600]
+    assert engine.counts["failed"] == len(failed) > 5 and all("3" in prompt for prompt in failed)
+    assert any("the model's numbers are not finite: nan or infinity. Others go on." in error for error in seen.errors)
+    assert len(seen.texts) > 10 and not any("3" in prompt for prompt in seen.texts)
+
+
 def test_a_call_that_is_no_request_is_told_what_to_send():
     from starlette.testclient import TestClient
 

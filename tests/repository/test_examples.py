@@ -219,6 +219,10 @@ def test_a_trained_model_is_converted_whole_and_every_other_tensor_stays_as_it_i
     assert {layout_of(each, "blocks.4.mixes.") for each in both} == {"glm5_next", "fla"}
     read = runpy.run_path(str(ROOT / "examples" / "language_model.py"))["Model"].read
     assert len({read(folder).continued(b"The ", 8) for folder in (tmp_path, tmp_path / "fla")}) == 1
+    tensors = dict(both[1])
+    save(tensors | {"norm.weight": tensors["norm.weight"] / 0}, tmp_path / "fla" / "model.safetensors")
+    with pytest.raises(SystemExit, match="norm.weight must have finite numbers; found nan or infinity. Train it again"):
+        read(tmp_path / "fla")
     config = json.loads((tmp_path / "config.json").read_text())
     for wrong, says in (
         (None, f"{tmp_path} has no config.json, which says what the gate of its layers is. Copy it there, too."),
