@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,9 +144,18 @@ def as_json(simulated: Simulated, judged: Mutants | None, code: int, files: dict
              "milliseconds": run.clock.milliseconds if run.clock else None}
             for run in runs
         ],
-        findings=[asdict(finding) | {"schedule": schedule} for finding, schedule in simulated.seen.values()],
+        findings=[by_name(finding) | {"schedule": schedule} for finding, schedule in simulated.seen.values()],
         varying=sorted(simulated.varying), mutants=judged.as_json() if judged else None, files=files,
     )
+
+
+def by_name(x: Any) -> Any:
+    """Return dataclasses and named tuples as objects of JSON, whatever they are part of."""
+    if is_dataclass(x):
+        return {field.name: by_name(getattr(x, field.name)) for field in fields(x)}
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return {name: by_name(value) for name, value in zip(x._fields, x)}
+    return [by_name(each) for each in x] if isinstance(x, tuple | list) else x
 
 
 def _print(

@@ -233,6 +233,9 @@ def test_json_is_one_object_and_what_the_script_prints_goes_to_stderr(workspace)
     assert found["milliseconds"] > max(launch["milliseconds"] for launch in found["launches"]) > 0
     (finding, *_) = found["findings"]
     assert finding["kernel"] == "racy" and finding["place"]["source"].endswith("script.py:17")
+    tensor = finding["memory"]["tensor"]
+    assert tensor.keys() == {"address", "size", "name", "layout", "argument"} and tensor["name"]
+    assert tensor["layout"]["shape"] and tensor["layout"].keys() == {"dtype", "shape", "strides", "itemsize"}
     assert len({(f["kind"], f["place"]["line"]) for f in found["findings"]}) == len(found["findings"])
 
 
