@@ -12,14 +12,15 @@ pages of both.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from kda.model.force import forcing
 from kda.tools.measure.predicted import ERRORS, PredictedLaunch, Prediction, forget, predict
 from kda.tools.measure.shapes import SHAPES, BenchShape
 
@@ -36,18 +37,19 @@ class Source(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call that was timed: `times` holds microseconds by kernel, "name", "name, backward", or "name 2" of several."""
+    """A call that was timed: `times` holds microseconds by kernel, "name" or "name, backward"."""
 
     backend: str
     shape: str
     times: dict[str, float]
     source: Source
     seen: str                                # "fitted": a constant was set on it; "seen": the structure was
-    two: bool = False                        # sm90 in two kernels where one would be sooner
     K: int = 0                               # channels of a float32 call, of which nothing was saved for the backward
+    keeps: bool = False                      # a step with disable_recompute
+    gate: str = "bounded"
 
     def label(self, name: str) -> str:
-        return name + ", alone" * (self.source is ALONE)
+        return name + ", kept" * self.keeps + f", {self.gate}" * (self.gate != "bounded")
 
     @property
     def step(self) -> bool:
@@ -57,36 +59,29 @@ class Call(NamedTuple):
     def problem(self) -> BenchShape:
         if self.K:
             return BenchShape(T=8192, H=16, K=self.K, V=self.K, dtype="float32", gate="softplus")
-        return SHAPES.get(self.shape) or BenchShape(H=64, lengths=(128,) * 64)
+        return SHAPES[self.shape]._replace(gate=self.gate)
 
 
-HOPPER = Source("results/h200-sm90-kernels.json", "f0dd4ec", "profiler")
-EVENTS = Source("results/h200-sm90-kernels.json", "f0dd4ec", "events")
-STREAM = Source("results/h200-sm90-stream.json", "", "a graph of it alone")
-BACKWARD = Source("results/h200-sm90-backward.json", "", "profiler")
-ALONE = Source("docs/results/sm90.md: chain is 416 less prepare", "", "timer not recorded")
+PROFILE = "h200-sm90-profile.json"           # benchmarks/profiled.py
+HOPPER = Source(f"results/{PROFILE}", "", "ncu")
 TRITON = Source("docs/results/triton.md", "", "timer not recorded")
 FLOAT32 = Source("docs/decisions/sm89_chains.md", "", "ncu")
+
+
+def profiled() -> Iterator[Call]:
+    """Calls of Hopper's kernels.  The clock's window was fitted to `fused`, in an older form; `stream` and the kernels
+    of a step came later."""
+    for call, rows in itertools.groupby(json.loads((common.RESULTS / PROFILE).read_text())["rows"], itemgetter("call")):
+        way, shape, gate = [*call.split(), "bounded"][:3]
+        times = {row["kernel"] + ", backward" * (row["kernel"] in OF_BACKWARDS): round(1e6 * row["seconds"], 1)
+                 for row in rows}
+        seen = "fitted" if (way, shape, gate) == ("forward", "h64-8k", "bounded") else "held out"
+        yield Call("sm90", shape, times, HOPPER, seen, keeps=way == "kept", gate=gate)
+
+
+OF_BACKWARDS = ("reverse", "shares")
 CALLS = (
-    Call("sm90", "h64-8k", {"fused": 318.2}, HOPPER, "fitted"),
-    Call("sm90", "h64-1k", {"fused": 47.4}, HOPPER, "fitted"),
-    Call("sm90", "h64-8x1k", {"fused": 360.8}, HOPPER, "held out"),
-    Call("sm90", "h64-mixed", {"fused": 351.0}, HOPPER, "held out"),
-    Call("sm90", "h64-8k", {"prepare": 229, "chain": 187}, ALONE, "seen", two=True),
-    Call("sm90", "h32-8k", {"prepare": 114.6, "chain": 182.5}, HOPPER, "seen", two=True),
-    Call("sm90", "h96-8k", {"prepare": 339.5, "chain": 298.9}, HOPPER, "seen", two=True),
-    Call("sm90", "h64-64x128", {"prepare": 245.8, "chain": 257.7}, HOPPER, "held out", two=True),
-    Call("sm90", "h8-32k", {"prepare": 115.3}, HOPPER, "seen", two=True),
-    Call("sm90", "h8-32k", {"compose": 17.0}, HOPPER, "held out", two=True),
-    Call("sm90", "h8-32k", {"chain": 104.0, "chain 2": 97.1}, EVENTS, "held out", two=True),
-    Call("sm90", "h16-8k", {"prepare": 59.6, "compose": 13.9}, HOPPER, "held out", two=True),
-    Call("sm90", "h16-8k", {"chain": 55.0, "chain 2": 51.2}, EVENTS, "held out", two=True),
-    Call("sm90", "h16-8k", {"stream": 150.1}, STREAM, "held out"),
-    Call("sm90", "h12-4k", {"stream": 86.4}, STREAM, "held out"),
-    Call("sm90", "h64-8k", {"prepare, backward": 229, "chain, backward": 251, "walk, backward": 251,
-         "grads, backward": 700}, BACKWARD, "held out"),
-    Call("sm90", "h32-8k", {"prepare, backward": 115, "chain, backward": 182, "walk, backward": 242,
-         "grads, backward": 352}, BACKWARD, "held out"),
+    *profiled(),
     Call("triton", "h64-8k", {"prepare": 747, "state": 220, "state_bwd, backward": 370, "wy_bwd, backward": 320,
          "intra_bwd, backward": 1980, "norms_bwd, backward": 240}, TRITON, "seen"),
     Call("sm89", "K64", {"prepare": 185, "chain": 212, "prepare, backward": 204, "chain, backward": 174,
@@ -99,17 +94,15 @@ CALLS = (
 
 
 @functools.cache
-def prediction(backend: str, shape: BenchShape, step: bool, two: bool, apart: bool) -> Prediction:
-    with forcing(form="two kernels" if two or step else None):
-        forget()                             # so that a row is the same alone and behind others
-        return predict(ARCH, CHIP, backend, shape, step, apart)
+def prediction(backend: str, shape: BenchShape, step: bool, apart: bool, keeps: bool) -> Prediction:
+    forget()                                 # so that a row is the same alone and behind others
+    return predict(ARCH, CHIP, backend, shape, step, apart, keeps)
 
 
 def launched(call: Call, name: str, recorded_step: bool) -> PredictedLaunch:
-    words, _, direction = name.partition(", ")
-    kernel, _, nth = words.partition(" ")
-    found = prediction(call.backend, call.problem, recorded_step, call.two, bool(call.K))
-    return found.kernel(kernel, bool(direction), int(nth or 1) - 1)
+    kernel, _, direction = name.partition(", ")
+    found = prediction(call.backend, call.problem, recorded_step, bool(call.K), call.keeps)
+    return found.kernel(kernel, bool(direction))
 
 
 def row_of(call: Call, name: str, recorded_step: bool | None = None) -> dict[str, Any]:
@@ -119,7 +112,7 @@ def row_of(call: Call, name: str, recorded_step: bool | None = None) -> dict[str
     unit, share = one.clock.binds()[0]
     why, clocks = one.stalls[0]
     return {
-        "backend": call.backend, "family": f"{call.backend} {name.partition(',')[0].split(' ')[0]}",
+        "backend": call.backend, "family": f"{call.backend} {name.partition(',')[0]}",
         "shape": call.shape, "kernel": call.label(name), "measured": measured, "predicted": round(predicted, 1),
         "error": round(100 * (predicted / measured - 1), 1), "binds": f"{unit} {share:.0%}",
         "stall": f"{why} {clocks:.1f}",
@@ -127,25 +120,10 @@ def row_of(call: Call, name: str, recorded_step: bool | None = None) -> dict[str
     }
 
 
-H100 = {                                     # at B1 T8192: heads, a step or a forward, milliseconds measured
-    "H64, forward": (64, False, 0.323), "H64, step, nothing kept": (64, True, 1.987), "H96, step": (96, True, 2.996),
-    "H32, step": (32, True, 1.137),
-}
-
-
-def of_h100() -> Iterator[str]:
-    for name, (heads, step, measured) in H100.items():
-        predicted = predict(ARCH, "h100", "sm90", BenchShape(T=8192, H=heads), step).milliseconds()
-        yield f"| {name} | {predicted:.3f} | {measured} | {100 * (predicted / measured - 1):+.0f}% |"
-
-
 WAITS = (                                    # the clock's reasons, as the columns of ncu's have them together
     ("long", "copies"), ("barrier", "mbarrier", "cluster"), ("wait",), ("short", "mio"), ("math",), ("not selected",),
 )
 NCU = {                                      # kernel: its call's shape and name; percent of issue slots, then WAITS
-    "sm90 fused": ("h64-8k", "fused", 57, 1.70, 1.98, 1.13, 1.04, 0.68, 1.02),
-    "sm90 prepare, H32": ("h32-8k", "prepare", 60, 1.66, 0.93, 1.06, 1.04, 0.75, 1.23),
-    "sm90 chain, H32": ("h32-8k", "chain", 28, 1.04, 0.48, 0.79, 0.66, 0.14, 0.02),
     "Triton prepare": ("h64-8k", "prepare", 26, 3.25, 0.62, 1.45, 0.73, 0.14, 0.14),
     "Triton state_bwd": ("h64-8k", "state_bwd, backward", 19, 1.66, 1.35, 0.57, 0.39, 0.08, 0.00),
     "Triton wy_bwd": ("h64-8k", "wy_bwd, backward", 24, 3.78, 0.65, 0.77, 1.28, 0.23, 0.17),
@@ -164,7 +142,7 @@ def of_stalls() -> Iterator[str]:
         yield f"| {kernel} | {slots}%; {issue:.0%} | {' | '.join(cells)} |"
 
 
-TABLES = {clock_page.OF_H100: of_h100, clock_page.OF_STALLS: of_stalls}          # beside that of the rows
+TABLES = {clock_page.OF_STALLS: of_stalls}   # beside that of the rows
 
 
 def with_tables(data: str) -> str:

@@ -26,7 +26,8 @@ from .checkouts import case_of, named
 
 CALLS = (
     "forward h64-8k", "forward h32-8k", "forward h16-8k", "forward h8-32k", "forward h4-64k", "forward h12-4k",
-    "forward h4-2k", "forward h64-8x1k", "forward h64-8k softplus", "forward h64-8k-64", "kept h64-8k", "kept h32-8k",
+    "forward h4-2k", "forward h64-8x1k", "forward h64-mixed", "forward h96-8k", "forward h64-1k",
+    "forward h64-8k softplus", "forward h64-8k-64", "kept h64-8k", "kept h32-8k",
     "kept h16-8k", "kept h8-32k", "kept h64-8k softplus", "step h64-8k",
 )
 METRICS = {                                  # what a row calls it -> what ncu calls it

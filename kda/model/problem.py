@@ -219,8 +219,9 @@ class Problem(Hashed):
         return cls.of_fields(defaults | cls.fields_in(text, also))
 
     @classmethod
-    def fields_in(cls, text: str, also: Iterable[str] = ()) -> dict[str, Any]:
-        """Return the fields that words give, each at most once: a dtype or a gate is one of several by name=value."""
+    def fields_in(cls, text: str, also: Iterable[str] = (), once: bool = False) -> dict[str, Any]:
+        """Return the fields that words give, as `parse` reads them.  Of two words for a field the last one counts, or
+        (`once`) the second one is refused."""
         by_name = {f.name: f for f in dataclasses.fields(cls) if f.name != "force"}
         words: dict[str, dict[str, Any]] = {
             **{name: {"dtype": d, "g_dtype": d, "beta_dtype": d}
@@ -243,9 +244,9 @@ class Problem(Hashed):
             name, equals, value = (size[1], "=", size[2]) if size else word.partition("=")
             if word in words:
                 defaults |= DEFAULTS.get(word, {})
-                _put(named, word, words[word])
+                _put(named, word, words[word], once)
             elif equals and name in by_name:
-                _put(assigned, word, {name: _parsed(by_name[name], value, word)})
+                _put(assigned, word, {name: _parsed(by_name[name], value, word)}, once)
             else:
                 unknown.append(word)
         if unknown:
@@ -292,11 +293,12 @@ def _check_callable(p: Problem) -> None:
         raise ValueError(f"`{p.op}` has no `backward`: leave one out")
 
 
-def _put(given: dict[str, tuple[str, Any]], word: str, fields: Mapping[str, Any]) -> None:
+def _put(given: dict[str, tuple[str, Any]], word: str, fields: Mapping[str, Any], once: bool) -> None:
     for name, value in fields.items():
-        before, other = given.setdefault(name, (word, value))
-        if other != value:
+        before, other = given.get(name, (word, value))
+        if once and other != value:
             raise ValueError(f"{before!r} and {word!r} give {name} two values: leave one out")
+        given[name] = word, value
 
 
 def _meant(word: str, words: Iterable[str], fields: Iterable[str]) -> str:

@@ -47,7 +47,7 @@ def command(screen: Screen, words: tuple[str, ...], arch: Target | None, backend
     if len(named) > 1:
         raise click.UsageError(f"{named[0]} and {named[1]} are both names of a call; leave one out")
     try:
-        said = Problem.fields_in(" ".join(word for word in given if word not in NAMES), also=NAMES)
+        said = Problem.fields_in(" ".join(word for word in given if word not in NAMES), also=NAMES, once=True)
         problem = Problem.of_fields(Problem.fields_in(" ".join(map(in_words, named))) | said)
     except ValueError as error:
         names = f"; shapes of `kda bench --list`; models: {', '.join(MODELS)}" if "Known: " in str(error) else ""

@@ -100,16 +100,16 @@ def measured_call(chip: str, problem: str, direction: str, backend: str) -> dict
 
 
 def expected(backend: str, launches: Iterable[PredictedLaunch]) -> dict[str, Any]:
-    """Return the expected error of launches: the worst of their timed families, else of the backend, or of all."""
+    """Return the expected error of launches: the worst of their families, and, if one of these was never timed, of all
+    that the backend's timed kernels have, or those of all backends."""
     errors = measured()["errors"]
-    families = {f"{backend} {family_of(one.kernel)}" for one in launches} & {*errors["families"]}
-    if families:
-        each = [errors["families"][name] for name in families]
-        return {"median": max(one["median"] for one in each), "worst": max(one["worst"] for one in each),
-                "of": ", ".join(sorted(families))}
-    whose = backend if backend in errors["backends"] else "all"
-    summary = errors["backends"].get(backend, errors["all"])
-    return {"median": summary["median"], "worst": summary["worst"], "of": f"{whose}, other kernels"}
+    families = {f"{backend} {family_of(one.kernel)}" for one in launches}
+    known = {name: errors["families"][name] for name in sorted(families & {*errors["families"]})}
+    if not families or families - {*known}:
+        whose = backend if backend in errors["backends"] else "all"
+        known[f"{whose}, other kernels"] = errors["backends"].get(backend, errors["all"])
+    return {"median": max(each["median"] for each in known.values()),
+            "worst": max(each["worst"] for each in known.values()), "of": ", ".join(known)}
 
 
 def family_of(kernel: str) -> str:

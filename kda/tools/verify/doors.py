@@ -151,9 +151,8 @@ class Fla(Door):
         self.name, self.device = "fla", default_device()
 
     def absent(self) -> tuple[str, ...]:
-        if importlib.util.find_spec("fla") is None:
-            return ("fla.installed: FLA is not installed -> pip install fla-core",)
-        return without_a_gpu(self)
+        missing = ("fla.installed: FLA is not installed -> pip install fla-core",)
+        return (*without_a_gpu(self), *(missing if importlib.util.find_spec("fla") is None else ()))
 
     def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
         return self.absent()
@@ -181,10 +180,10 @@ class Cudnn(Door):
         self._rows: dict[tuple[Any, ...], Tensor] = {}             # offsets of the rows of a batch
 
     def absent(self) -> tuple[str, ...]:
-        if importlib.util.find_spec("cudnn") is None or importlib.util.find_spec("cudnn.linear_attention") is None:
-            return ("cudnn.installed: its front end 1.32 or newer is not installed -> "
-                    "pip install 'nvidia-cudnn-frontend[cutedsl]>=1.32'",)
-        return without_a_gpu(self)
+        found = importlib.util.find_spec("cudnn") and importlib.util.find_spec("cudnn.linear_attention")
+        missing = ("cudnn.installed: its front end 1.32 or newer is not installed -> "
+                   "pip install 'nvidia-cudnn-frontend[cutedsl]>=1.32'",)
+        return (*without_a_gpu(self), *(() if found else missing))
 
     def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
         if reasons := self.absent():

@@ -244,14 +244,14 @@ def cells(row: PredictedRow) -> tuple[str, ...]:
 def whose_errors(row: PredictedRow) -> str:
     """Say in words whose errors `kda.tools.measure.predicted.expected` took."""
     kernels = row.error["of"]
-    if kernels.startswith("all,"):
+    if kernels.endswith("all, other kernels"):
         return "the other backends' kernels"
     return "the backend's other kernels" if kernels.endswith(", other kernels") else "the same kernels"
 
 
 COMPARED = {                                 # chips whose predictions were compared with times: what is said of that
     "h200": "",                              # the errors are its own
-    "h100": "predictions for h100 were 20% below to 13% above the times of four calls (docs/results/clock.md)",
+    "h100": "predictions for h100 were 20% below to 13% above times of four calls of older kernels (results/clock.md)",
 }
 
 

@@ -476,7 +476,7 @@ def test_the_prediction_is_mentioned_where_timing_is_refused():
 def test_a_baseline_that_cannot_run_here_is_refused():
     for shape in (ONE, ("--shape", "kimi-8k")):          # the second is too large for a CPU, which is not what is amiss
         result = run(*shape, "--against", "fla")
-        assert result.exit_code == 3 and result.stdout.startswith("the baseline fla cannot run here"), shape
+        assert result.exit_code == 3 and result.stdout.startswith("the baseline fla cannot run here: fla.gpu: "), shape
 
 
 # on a made-up GPU
