@@ -18,6 +18,7 @@ KINDS = {bool: "bool", int: "int", float: "number", str: "text", type(None): "nu
 PAGE = """# What commands print with `--json`
 
 One object, with the keys of this page, which are [public](policy.md): scripts may rely on them. New keys may come.
+A command that was called wrongly (exit code 2) may print no object, but text on stderr.
 Lists have `[]` behind their key, objects whose keys are names have `{}`; a path with ? is not in every answer. Times
 are in seconds and sizes in bytes unless a row says otherwise. `kda bench --save` writes the object of `kda bench`.
 """

@@ -207,6 +207,7 @@ def draw(theme: dict[str, str], file: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.transforms import blended_transform_factory
 
     plt.rcParams.update({
         "font.family": "sans-serif", "font.size": 10, "svg.hashsalt": "kda", "text.color": theme["text"],
@@ -224,9 +225,11 @@ def draw(theme: dict[str, str], file: Path) -> None:
                 ax.barh(place, least, color=theme["faint"], height=0.68, linewidth=0)
             ax.text(most, place, f"  {words_of(bar)}", va="center", weight="bold" if bar.ours else "normal")
         ax.set_yticks(range(len(bars)), [bar.name for bar in reversed(bars)])
-        ax.set_title(title, loc="left", weight="bold", color=theme["text"], fontsize=10)
+        ax.set_title(" ", fontsize=10)                     # room for the title, which begins where the picture does
+        beside = blended_transform_factory(figure.transFigure, ax.transAxes)
+        ax.text(0.01, 1, title, transform=beside, va="bottom", weight="bold", fontsize=10).set_in_layout(False)
         alike = [each for other, each in drawn.items() if title.partition(",")[0] == other.partition(",")[0]]
-        ax.set_xlim(0, 1.7 * max(max(bar.slow, bar.fast) for each in alike for bar in each))
+        ax.set_xlim(0, 2.05 * max(max(bar.slow, bar.fast) for each in alike for bar in each))
         ax.set_xticks([])
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)

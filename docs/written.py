@@ -33,13 +33,15 @@ checks whose messages differ in the argument alone share a row, with the message
 `gate.` are of `fused_kda_gate`, with `decode.` of `decode_step`. All are `kda.InputError` (a `ValueError`); those that
 end in `.type` are also a `TypeError`. `error.check` is the id; `error.argument`, `error.asked`, `error.found` and
 `error.fix` are the parts of the message. A call that no backend accepts raises `kda.NoBackendError`, with the reasons
-of the named backend, or of each if none was named, and the backends that would accept the call.
+of the named backend, or of each if none was named, and the backends that would accept the call. A derivative or a
+transform of torch.func that a call does not have raises a `kda.KdaError` without an id, a rank that does not answer
+`kda.parallel.RankLost`.
 
 Values in tensors are read only on the CPU: a call never waits for the GPU. Pass `cu_seqlens_cpu` to have offsets
 checked that are on a GPU. A precomputed `g` is assumed to be <= 0 and is not checked.
 
-The layer has checks of its own, `kda.nn` and `kda.parallel`, with ids that begin with `nn.` and `parallel.`; their
-messages are made in the same way, and they have no row here.
+The layer, `kda.nn`, has checks of its own, with ids that begin with `nn.`; their messages are made in the same way, and
+they have no row here.
 
 | ids | message |
 |---|---|

@@ -216,9 +216,12 @@ def main() -> None:
     parser.add_argument("--lower-bound", type=float, help="of the gate, where the config does not say it")
     parser.add_argument("--norm-eps", type=float, help="of the norm, where the config has no rms_norm_eps")
     parser.add_argument("--to", choices=LAYOUTS, metavar="LAYOUT", help="write the layers in this layout, of the same")
-    parser.add_argument("--out", type=Path, default=Path("converted"), metavar="FOLDER",
-                        help="the folder that --to writes, new or empty; %(default)s by default")
+    parser.add_argument("--out", type=Path, metavar="FOLDER",
+                        help="the folder that --to writes, new or empty; converted by default")
     args = parser.parse_args()
+    if args.out and not args.to:
+        parser.error("--out is for --to: name a layout, or leave it out")
+    args.out = args.out or Path("converted")
     if (args.folder is None) == (args.demo is None):
         parser.error("give a folder, or --demo" + (", and not both" if args.demo else ""))
     if args.to and not args.out.parent.is_dir():

@@ -351,6 +351,8 @@ def asked_of(body: bytes) -> tuple[bytes, int]:
     if "prompt" not in asked:
         names = ", ".join(map(as_json, asked)) or "no field"
         raise ValueError(f"The body must have a prompt; found {names:.80}. {SEND}")
+    if others := asked.keys() - {"prompt", "max_tokens"}:
+        raise ValueError(f"The body must have prompt and max_tokens alone; found {as_json(min(others)):.80}. {SEND}")
     if not isinstance(asked["prompt"], str):
         raise ValueError(f"prompt must be a text; found {as_json(asked['prompt'])}. {SEND}")
     limit = asked.get("max_tokens", 16)
@@ -668,6 +670,7 @@ def main() -> None:
     if args.batch < CHUNK:
         options.error(f"--batch {args.batch} is less than the {CHUNK} tokens by which a prompt advances")
     clients, max_tokens = args.clients or of_load["clients"][0], args.max_tokens or of_load["max-tokens"][0]
+    clients = min(clients, args.load or clients)
     if args.model and (given := [f"--{name}" for name in of_model if getattr(args, name)]):
         options.error(f"{', '.join(given)}: the model in {args.model} has its sizes. Leave out either.")
     if (args.hidden or 128) % (args.heads or 4):

@@ -109,6 +109,9 @@ def explain(
         found = weigh_route(problem, requested, training, saves_states(options))
         notes = _notes(found, call) if training and found.refused is None else []
         if context is not None and found.choices[0].backend:
+            if training:
+                size = 4 * len(context.parts) * problem.HV * problem.K * (problem.K + problem.V)
+                notes.append(f"and {size / 2**20:,.1f} MiB for the exchange: the state that entered a part, and its M")
             notes.append(parallel().operators.maps.how(found.forward, requested))
         return _explained(found, training, offsets, notes, target)
 

@@ -216,7 +216,13 @@ class Problem(Hashed):
         """Return a problem from words such as "K=64 V=128 float32 packed backward": field=value, a size as in T8192, a
         dtype, or a name below; the name of a field that is true or false makes it true.  `also` are words that the
         caller puts into others: they are suggested for one that is written nearly so."""
-        return cls.of_fields(defaults | cls.fields_in(text, also))
+        return cls.of_fields(defaults | cls.defaults_in(text) | cls.fields_in(text, also))
+
+    @staticmethod
+    def defaults_in(text: str) -> dict[str, Any]:
+        """Return the fields that the functions have which words name."""
+        named = [DEFAULTS.get(word, {}) for word in text.replace(",", " ").split()]
+        return {name: value for fields in named for name, value in fields.items()}
 
     @classmethod
     def fields_in(cls, text: str, also: Iterable[str] = (), once: bool = False) -> dict[str, Any]:
@@ -232,21 +238,19 @@ class Problem(Hashed):
             "decode_step": {"op": "decode", "T": 1},
             "given": {"gate": "given"}, "softplus": {"gate": "softplus", "A_log": True, "lower_bound": None},
             "bounded": {"gate": "bounded", "A_log": True, "lower_bound": -5.0}, "l2norm": {"qk_l2norm": True},
-            "cpu": {"device": "cpu"}, "cuda": {"device": "cuda:0"},
+            "initial_state": {"state_dtype": "float32"}, "cpu": {"device": "cpu"}, "cuda": {"device": "cuda:0"},
             **{name: {name: True} for name, field in by_name.items() if field.type == "bool"},
         }
-        defaults: dict[str, Any] = {}
         named: dict[str, tuple[str, Any]] = {}         # a field: the word that gives it, and its value
         assigned: dict[str, tuple[str, Any]] = {}      # those given as name=value: no word overrides them
         unknown = []
         for word in text.replace(",", " ").split():
             size = _SIZE.fullmatch(word)
-            name, equals, value = (size[1], "=", size[2]) if size else word.partition("=")
+            *names, value = size.groups() if size else word.split("=")         # K=V=64 gives both
             if word in words:
-                defaults |= DEFAULTS.get(word, {})
                 _put(named, word, words[word], once)
-            elif equals and name in by_name:
-                _put(assigned, word, {name: _parsed(by_name[name], value, word)}, once)
+            elif names and {*names} <= {*by_name}:
+                _put(assigned, word, {name: _parsed(by_name[name], value, word) for name in names}, once)
             else:
                 unknown.append(word)
         if unknown:
@@ -254,7 +258,7 @@ class Problem(Hashed):
             known = ", ".join([*words, *(f"{name}=..." for name in by_name if name not in words)])
             are = "is not a known word" if len(unknown) == 1 else "are not known words"
             raise ValueError(f"{' and '.join(map(repr, unknown))} {are}.{meant} Known: {known}; sizes also as in T8192")
-        return defaults | {name: value for name, (_, value) in (named | assigned).items()}
+        return {name: value for name, (_, value) in (named | assigned).items()}
 
     @classmethod
     def of_fields(cls, fields: dict[str, Any]) -> Problem:
@@ -289,6 +293,8 @@ def _check_callable(p: Problem) -> None:
         raise ValueError(f"K={p.K} is over {MAX_K}, which chunk_kda permits; `recurrent` has no such limit")
     if p.op == "chunk" and p.packed and p.B != 1:
         raise ValueError(f"B={p.B} is not 1, and `packed` sequences lie in one row: leave one out")
+    if p.gate == "softplus" and p.lower_bound is not None:
+        raise ValueError(f"`softplus` has no lower_bound, found {p.lower_bound:g}: say `bounded`, or leave it out")
     if p.op != "chunk" and p.direction == "backward":
         raise ValueError(f"`{p.op}` has no `backward`: leave one out")
 

@@ -69,14 +69,18 @@ def _version(*distributions: str) -> str | None:
     return None
 
 
-# libnvrtc's wheel, or cuda-python where the library belongs to a CUDA toolkit
-NVRTC = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu13", "nvidia-cuda-nvrtc-cu12", "cuda-python")
+NVRTC = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu13", "nvidia-cuda-nvrtc-cu12")              # libnvrtc's wheels
 # What an entry calls a compiler whose version it names -> what people call it, and its installed version.
 COMPILERS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "triton": ("Triton", triton_version),
     "cutedsl": ("CuTe DSL", functools.partial(_version, "nvidia-cutlass-dsl")),
-    "nvrtc": ("NVRTC", functools.partial(_version, *NVRTC)),
+    "nvrtc": ("NVRTC", functools.partial(_version, *NVRTC, "cuda-python")),    # the last: the library of a CUDA toolkit
 }
+
+
+def known_version(name: str, version: Callable[[], str | None]) -> str | None:
+    """Return the version of an installed compiler; None where it is not there, or nothing says which it is."""
+    return _version(*NVRTC) if name == "NVRTC" else version()
 
 
 @dataclass(frozen=True)

@@ -158,12 +158,13 @@ def test_a_call_that_is_no_request_is_told_what_to_send():
     ('{"prompt": ["a"]}', 'prompt must be a text; found ["a"].'),
     ('{"max_tokens": 3}', 'The body must have a prompt; found "max_tokens".'),
     ("{}", "The body must have a prompt; found no field."),
+    ('{"prompt": "a", "max_token": 3}', 'The body must have prompt and max_tokens alone; found "max_token".'),
     ('"prompt"', 'The body must be an object; found "prompt".'),
     ('{"prompt": "\\ud800"}', "prompt has half of a surrogate pair after 0 characters, which is no text."),
     (b"\xff\xfe\xff", "The body must be UTF-8; found other bytes after 0 bytes."),
     ("", "The body must be JSON; found an error at line 1, column 1: Expecting value."),
     ("{'prompt': 'a'}", "The body must be JSON; found an error at line 1, column 2: "),
-], ids=range(18))
+], ids=range(19))
 def test_a_body_that_asks_for_nothing_possible_gets_status_400_and_sentences(body, says):
     from starlette.testclient import TestClient
 
@@ -217,7 +218,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_complete():
         status, said = await answer_of(reader)
         assert (status, said["error"]) == (413, limit + "more. Send a shorter prompt.")
         writer.write(b"100000\r\n" + b"x" * 0x100000 + b"\r\n0\r\n\r\n")         # the rest is not kept
-        body = json.dumps({"prompt": "", "blank": ""}).encode().ljust(4696)
+        body = json.dumps({"prompt": ""}).encode().ljust(4696)
         writer.write(POST + b"Content-Length: 4696\r\n\r\n" + body)            # the largest, on the same connection
         status, said = await answer_of(reader)
         assert status == 400 and said["error"].startswith("prompt must not be empty")

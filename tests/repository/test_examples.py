@@ -133,6 +133,7 @@ def test_the_help_of_an_example_fits_a_terminal_of_80_columns(monkeypatch, capsy
     ("convert", ["--demo", "fla", "--to", "fla", "--out", "no/x"], 2, "--out: there is no folder no. Create it"),
     ("convert", ["--demo", "fla", "--to", "fla", "--out", "examples"], 2, "examples exists and is no empty folder"),
     ("serve", ["--model", "a", "--heads", "2"], 2, "--heads: the model in a has its sizes. Leave out either."),
+    ("convert", ["--demo", "fla", "--out", "x"], 2, "--out is for --to: name a layout, or leave it out"),
     ("serve", ["--hidden", "33"], 2, "--hidden 33 must be a multiple of --heads 4"),
 ])
 def test_what_an_example_cannot_do_is_said_without_a_traceback(monkeypatch, capsys, program, arguments, code, says):

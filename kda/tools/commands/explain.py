@@ -47,11 +47,15 @@ def command(screen: Screen, words: tuple[str, ...], arch: Target | None, backend
     if len(named) > 1:
         raise click.UsageError(f"{named[0]} and {named[1]} are both names of a call; leave one out")
     try:
-        said = Problem.fields_in(" ".join(word for word in given if word not in NAMES), also=NAMES, once=True)
-        problem = Problem.of_fields(Problem.fields_in(" ".join(map(in_words, named))) | said)
+        others = " ".join(word for word in given if word not in NAMES)
+        said = Problem.fields_in(others, also=NAMES, once=True)
+        in_name = Problem.fields_in(" ".join(map(in_words, named)))
+        problem = Problem.of_fields(Problem.defaults_in(others) | in_name | said)
     except ValueError as error:
         names = f"; shapes of `kda bench --list`; models: {', '.join(MODELS)}" if "Known: " in str(error) else ""
         raise click.UsageError(f"{error}{names}") from None
+    if arch and said.get("device") == "cpu":
+        raise click.UsageError(f"'cpu' and --arch {arch.name} name two machines: leave one out")
     found = explanations(problem, given, backend or backend_in_force(), arch)
     code = FINDING if any(refused(each) for each in found.values()) else OK
     screen.answer(as_json(found, problem, arch, code), lines(screen, found, verbose))

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ptxkit.compile.recipes import COMPILERS, AnyRecipe
+from ptxkit.compile.recipes import COMPILERS, AnyRecipe, known_version
 from ptxkit.compile.target import Target, parse
 
 from . import digests
@@ -31,10 +31,10 @@ class RanKernels(NamedTuple):
         name = f"evidence, {self.backend} for {self.arch}"
         if not self.alike[0]:
             why = f" ({self.why})" if self.why else ""
-            return f"{name}: no kernel of these names ran on a GPU as it is now{why}; {_of(self.paths)} host paths did"
+            return f"{name}: no kernel of these names ran on a GPU as it is now{why}"
         these = "variants, of which such a call launches one," if self.one_of else "kernels of this call"
-        counts = (f"{_of(self.kernels)} {these} ran on a GPU as they are now; so did {_of(self.alike)} "
-                  f"variants of them that the ledger lists, for all kinds of calls, and {_of(self.paths)} host paths")
+        counts = (f"{_of(self.kernels)} {these} ran on a GPU as they are now; of all variants that the ledger lists, "
+                  f"for all kinds of calls, {_of(self.alike)}; of ways to launch them {_of(self.paths)}")
         other = f"; none of them is a GPU of {self.asked}" if self.asked else ""
         return f"{name}: {counts}; on {' and '.join(self.cards)}, last on {self.last}{other}"
 
@@ -87,6 +87,7 @@ def _labels(backend: str, arch: str) -> dict[AnyRecipe, str]:
 def other_version(built: str) -> str:
     """Return the installed compiler, if it is another version of the one that built the ledger's kernels."""
     for name, version in COMPILERS.values():
-        if built.startswith(f"{name} ") and (installed := version()) and built != f"{name} {installed}":
+        installed = known_version(name, version) if built.startswith(f"{name} ") else None
+        if installed and built != f"{name} {installed}":
             return f"{name} {installed}"
     return ""

@@ -162,7 +162,7 @@ def test_kernels_that_ran_are_counted_with_their_cards(written):
     (found,) = kda.explain(**call(**LISTED), arch="h100").ran
     assert found.kernels == (1, 1) and found.alike[0] == found.alike[1] > 1 and found.paths == (0, 1)
     assert (found.cards, found.last, found.asked) == (("H100", "H200"), "2026-11-02", "")
-    assert str(found).endswith("and 0 of 1 host paths; on H100 and H200, last on 2026-11-02")
+    assert str(found).endswith("; of ways to launch them 0 of 1; on H100 and H200, last on 2026-11-02")
     (other,) = kda.explain(**call(**LISTED, state_v_first=True), arch="h100").ran
     assert other.kernels == (0, 1) and other.alike == found.alike, "a kernel with other options is another one"
 

@@ -149,6 +149,9 @@ def test_explain_says_how_maps_are_made(route):
     context = kda.parallel.build_cp_context(torch.tensor([0, 20, 90]))
     call, *_ = piece(initial_state=False)
     last = kda.explain(**call.arguments, cp_context=context).notes[-1]
+    leaves = {n: x.detach().requires_grad_(n == "q") for n, x in call.arguments.items() if isinstance(x, torch.Tensor)}
+    *_, kept, exchanged, _ = kda.explain(**call.arguments | leaves, cp_context=context).notes
+    assert kept.startswith("between forward and backward ") and exchanged.startswith("and 0.0 MiB for the exchange: ")
     more = {n: torch.cat([x, x], 1) if n in ("q", "k", "v", "g", "beta") else x for n, x in call.arguments.items()}
     with pytest.raises(kda.InputError, match="explain: q must be a tensor with the T=90 tokens of rank 0; found T=180"):
         kda.explain(**more, cp_context=context)

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kda.model.bundles import Save
+from kda.routing.dispatch import route
 from kda.tools.measure.shapes import CUSTOM, DIRECTIONS, SHAPES, BenchShape
 
 if TYPE_CHECKING:
@@ -53,6 +55,13 @@ def both(choice: str, choices: Sequence[str]) -> tuple[str, ...]:
 def ways(choices: Sequence[str]) -> tuple[str, ...]:
     """Return the directions that are timed, each once."""
     return tuple(dict.fromkeys(way for choice in choices for way in both(choice, DIRECTIONS)))
+
+
+def keeping(step: Problem, saved: bool | str, requested: str) -> bool:
+    """Return whether problems of a step have `disable_recompute`: where backends keep one form, not each its own."""
+    if saved not in (True, "all"):
+        return False
+    return route(dataclasses.replace(step, disable_recompute=True), requested, training=True).save is Save.ALL
 
 
 def problem_of(spec: Spec, direction: str, device: str) -> Problem:

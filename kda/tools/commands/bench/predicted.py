@@ -137,8 +137,9 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
     needs_a_clock(target, "--arch")
     must_have_kernels(options["backend"], target)
     (chip, which), shapes, directions = chip_for(target), shapes_asked(options, "gpu"), ways(options["directions"])
-    backends = {name: backends_for(shape, directions, target, options["backend"]) for name, shape in shapes.items()}
     keeps = setting(options["disable_recompute"])
+    backends = {name: backends_for(shape, directions, target, options["backend"], keeps)
+                for name, shape in shapes.items()}
     calls = PredictedCalls(shapes, directions, target, chip, backends, keeps)
     rows: list[PredictedRow] = []
     aligned = calls.aligner(screen.width)
@@ -171,27 +172,30 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
     return OK
 
 
-def backends_for(shape: BenchShape, directions: Sequence[str], target: Target, name: str | None) -> dict[str, str]:
+def backends_for(
+    shape: BenchShape, directions: Sequence[str], target: Target, name: str | None, keeps: bool | str = False
+) -> dict[str, str]:
     """Return direction -> the backend that accepts it on such a GPU."""
     from ptxkit import capture
 
-    from .asked import backend_for, problem_of, spec_of
+    from .asked import backend_for, keeping, problem_of, spec_of
 
-    name, backends = backend_asked(name), {}
+    name, backends, spec = backend_asked(name), {}, spec_of(shape, "slow")
+    needed = [way for way in DIRECTIONS if way in directions or "step" in directions or way == "forward"]
     with capture(arch=target.spelling):
-        for way in DIRECTIONS:
-            if way in directions or "step" in directions or way == "forward":
-                problem = dataclasses.replace(problem_of(spec_of(shape, "slow"), way, "cpu"), disable_recompute=False)
-                try:
-                    backends[way] = backend_for(problem, name if way == "forward" else backend_of_backward(name))
-                except NoBackendError as error:
-                    more = ["--direction forward predicts what there is"] if way == "backward" else []
-                    raise CannotJudge(*str(error).splitlines(), *more) from None
-                if backends[way] == "reference":
-                    raise CannotJudge(
-                        f"backend={name!r} has no kernels for {target.name}: the reference is torch alone. "
-                        f"Name a backend with kernels, or another --arch; `kda doctor` lists what each one can do."
-                    )
+        for way in needed:
+            try:
+                kept = directions != ("forward",) and keeping(problem_of(spec, "forward", "cpu"), keeps, name)
+                problem = dataclasses.replace(problem_of(spec, way, "cpu"), disable_recompute=kept)
+                backends[way] = backend_for(problem, name if way == "forward" else backend_of_backward(name))
+            except NoBackendError as error:
+                more = ["--direction forward predicts what there is"] if way == "backward" else []
+                raise CannotJudge(*str(error).splitlines(), *more) from None
+            if backends[way] == "reference":
+                raise CannotJudge(
+                    f"backend={name!r} has no kernels for {target.name}: the reference is torch alone. "
+                    f"Name a backend with kernels, or another --arch; `kda doctor` lists what each one can do."
+                )
     return backends
 
 
@@ -246,18 +250,19 @@ def whose_errors(row: PredictedRow) -> str:
     kernels = row.error["of"]
     if kernels.endswith("all, other kernels"):
         return "the other backends' kernels"
-    return "the backend's other kernels" if kernels.endswith(", other kernels") else "the same kernels"
+    return "the backend's other kernels" if kernels.endswith(", other kernels") else "kernels of the same names"
 
 
 COMPARED = {                                 # chips whose predictions were compared with times: what is said of that
     "h200": "",                              # the errors are its own
-    "h100": "predictions for h100 were 20% below to 13% above times of four calls of older kernels (results/clock.md)",
+    "h100": "predictions for h100 were compared with times of older kernels alone",
 }
 
 
 def notes(chip: ChipClock, rows: Sequence[PredictedRow]) -> list[str]:
     these = " or ".join(dict.fromkeys(map(whose_errors, rows)))
-    texts = [f"errors are those of {these} on an H200, the worst of a call's kernels; --json names those"]
+    texts = [f"errors are those of {these} on an H200, the worst of a call's kernels; --json names those. All "
+             "predictions that were compared with times were too short"]
     unknown = f"no prediction for {chip} was ever compared with a time: its error is not known"
     return [*texts, *filter(None, [COMPARED.get(chip.name, unknown)])]
 

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kda.errors import NoBackendError
-from kda.model.bundles import Save
 from kda.model.host import detect
-from kda.routing.dispatch import backend_asked, backend_names, capability, route
+from kda.routing.dispatch import backend_asked, backend_names, capability
 from kda.tools.measure.shapes import CUSTOM, DIRECTIONS, BenchShape, too_large
 from ptxkit.commands.render import CANNOT_JUDGE, FINDING, OK, CannotJudge, Screen, heading, write_file
 from ptxkit.compile.target import code_for
@@ -29,6 +28,7 @@ from .asked import (
     SETTINGS,
     backend_for,
     both,
+    keeping,
     names_a_shape,
     problem_of,
     setting,
@@ -84,10 +84,8 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
     requested, saved, directions = options["backend"], options["disable_recompute"], ways(options["directions"])
     problems = [problem_of(spec, way, device) for way in DIRECTIONS if way in directions or "step" in directions]
     try:
-        if saved == "all":  # all backends keep one form, or each its own
-            step = dataclasses.replace(problem_of(spec, "forward", device), disable_recompute=True)
-            as_saved = route(step, backend_asked(requested), training=True).save is Save.ALL
-            problems = [dataclasses.replace(problem, disable_recompute=as_saved) for problem in problems]
+        kept = keeping(problem_of(spec, "forward", device), saved, backend_asked(requested))
+        problems = [dataclasses.replace(problem, disable_recompute=kept) for problem in problems]
         for problem in problems:
             requested = backend_for(problem, backend_asked(requested))
     except NoBackendError as error:

@@ -170,6 +170,12 @@ def test_two_words_for_one_thing_are_one_too_many(words, said):
     assert result.exit_code == 2 and said in result.stderr
 
 
+def test_sizes_that_are_the_same_are_one_word_and_an_initial_state_is_a_word():
+    problem = asked("--arch", "h100", "K=V=64 initial_state")[0]["problem"]
+    assert "K=64 V=64" in problem and "initial state float32" in problem
+    assert "'cpu' and --arch sm90 name two machines: leave one out" in run("--arch", "h100", "cpu").stderr
+
+
 @pytest.mark.parametrize("words", ["H32 h64-8k softplus", "softplus h64-8k H=32"])
 def test_a_word_beside_a_name_says_what_is_different_wherever_it_stands(words):
     problem = asked("--arch", "h100", words)[0]["problem"]
@@ -181,6 +187,9 @@ def test_a_step_of_decoding_has_the_defaults_of_its_function_and_launches_one_of
     assert answer["problem"].endswith("softplus gate, l2norm, beta sigmoid, initial state float32, in place, "
                                       "states (V, K)")
     assert "given gate" in asked("--arch", "h100", "decode_step given")[0]["problem"]
+    for words in ("decode_step kimi-k3", "kimi-k3 decode_step"):
+        assert "bounded gate >= -5" in asked("--arch", "h100", words)[0]["problem"]
+    assert "`softplus` has no lower_bound, found -5: say `bounded`" in run("decode_step lower_bound=-5").stderr
     (ran_there,) = answer["calls"][0]["ran"]
     assert ran_there["one_of"] and "variants, of which such a call launches one" in str(ran.RanKernels(**ran_there))
 

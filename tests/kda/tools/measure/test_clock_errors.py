@@ -81,7 +81,7 @@ def test_a_sentence_of_the_page_has_the_figures_of_the_rows(words):
     assert wrong != SAYS == clock_page.with_sentences(wrong, FOUND["rows"])
 
 
-def test_what_the_page_says_without_figures_is_so():
+def test_what_the_page_and_the_notes_of_predictions_say_without_figures_is_so():
     rows = FOUND["rows"]
     assert all(row["error"] < 0 for row in rows) and {row["backend"] for row in rows} == {"sm90", "triton", "sm89"}
     backward = clock_page.rows_of(rows, *clock_page.TOGETHER["Triton's backward, 64 heads"])

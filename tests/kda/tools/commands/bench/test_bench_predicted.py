@@ -12,8 +12,10 @@ from bench_calls import run
 from click.testing import CliRunner
 
 from kda.cli import cli
+from kda.tools.commands.bench import predicted as command
 from kda.tools.commands.options import timed_arch
 from kda.tools.measure.shapes import SHAPES
+from ptxkit.compile.target import parse
 from ptxkit.timing.chips import CHIPS
 
 PREDICTED = ("--predicted", "--shape", "h64-1k")
@@ -41,14 +43,18 @@ def test_a_chip_or_a_backend_that_cannot_be_predicted_is_named(words, says):
 
 
 def test_the_notes_say_whose_errors_are_expected():
-    from kda.tools.commands.bench import predicted as command
-
     said = []
     for kernels_of_errors in ("sm90 fused", "sm90, other kernels", "all, other kernels"):
         row = command.PredictedRow("", "", "forward", "", 1.0, 1.0, None, None, {"of": kernels_of_errors}, {})
         said.append(command.notes(CHIPS["h200"], [row])[0])
-    whose = ("the same kernels", "the backend's other kernels", "the other backends' kernels")
+    whose = ("kernels of the same names", "the backend's other kernels", "the other backends' kernels")
     assert [f"errors are those of {kernels} on an H200" in text for kernels, text in zip(whose, said)] == [True] * 3
+
+
+def test_a_step_that_keeps_all_is_of_the_backend_that_keeps_it():
+    for keeps, backend in ((False, "sm89"), (True, "triton")):
+        found = command.backends_for(SHAPES["tiny"], ("step",), parse("sm90"), None, keeps)
+        assert found == {"forward": backend, "backward": backend}
 
 
 def test_without_an_arch_it_is_that_of_the_backend():
@@ -89,7 +95,7 @@ def test_a_prediction_has_its_error_its_floor_and_the_time_on_record(monkeypatch
     assert "predicted for h200, which stands for sm90 (H100, H200, H20): nothing was timed" in text
     of_a_card = run(*PREDICTED, "--arch", "NVIDIA H100 80GB HBM3", "--direction", "forward").stdout
     assert "predicted for h100 (sm90): nothing was timed" in of_a_card
-    assert "predictions for h100 were 20% below to 13% above" in of_a_card
+    assert "predictions for h100 were compared with times of older kernels alone" in of_a_card
     assert "which stands for sm90" in run(*PREDICTED, "--arch", "h100 pcie", "--direction", "forward").stdout
     assert "0.101 ms" not in text.split("recorded")[0] and "--json names those" in text
     assert ".md" not in text
@@ -195,8 +201,6 @@ def test_a_process_that_was_killed_is_made_up_for(forecasts):
 
 
 def test_one_core_has_one_process(monkeypatch):
-    from kda.tools.commands.bench import predicted as command
-
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
     assert command.workers(8) == 1
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
