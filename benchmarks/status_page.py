@@ -66,7 +66,7 @@ by the code on the host that runs it: *changed since* says that this code is new
 
 {calls}
 
-Kernels by the digest of their code:
+Kernels by the digest of their code, of the calls that the ledger lists; `kda explain` counts those of any call:
 
 {kernels}
 
