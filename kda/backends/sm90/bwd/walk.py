@@ -118,6 +118,7 @@ class Walk(Walker):
                     if leaves and j > 0:
                         self.announce(s, before + place.pairs - 1 - (i + 1 >> 1))
             self.end(S, operand, z, tile, rows_of_dv)
+            # redundant: but where states are carried: else the group has met behind its reads of do
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(s.empty + stage)
