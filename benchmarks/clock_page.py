@@ -28,7 +28,7 @@ OF_BLACKWELL = "| H | counted, ms | clock, ms |"
 TEXT = """# The clock's errors, kernel by kernel
 
 Every kernel that was timed on an H200 and that the simulator can run, beside [the clock's](clock.md) prediction.
-Constants come from microbenchmarks, never from these kernels.
+Constants come from microbenchmarks, never from these kernels, but for the window of 48 clocks.
 
 - *fitted*: the window of 48 clocks was fitted to an older form of this kernel.
 - *seen*: looked at before everything was done; no constant was set on it.
@@ -60,8 +60,8 @@ simulator's "long" includes waits for copies; its "math" includes the register f
 
 ## The Blackwell forward
 
-B = 1, T = 8192, on a B200: predictions for a kernel that was never timed. The model's Blackwell constants are published
-or assumed.
+B = 1, T = 8192, on a B200: predictions for a kernel that was never timed, and times counted from its instructions and
+bytes. The model's Blackwell constants are published or assumed.
 
 {blackwell}
 """

@@ -76,7 +76,8 @@ def options_of(config: dict[str, Any], args: argparse.Namespace) -> dict[str, An
     if "lower_bound" not in config:
         raise SystemExit(f"the config of {model} names no lower bound of the gate. Pass --lower-bound, or write "
                          '"lower_bound": null into it for a gate that has none.')
-    return {"lower_bound": config["lower_bound"], "norm_eps": config["rms_norm_eps"]}
+    return {"lower_bound": config["lower_bound"], "norm_eps": config["rms_norm_eps"],
+            "allow_neg_eigval": bool(config.get("allow_neg_eigval", False))}
 
 
 def of_transformers(config: dict[str, Any], layer: KimiDeltaAttention) -> torch.nn.Module | str:

@@ -30,7 +30,6 @@ def _kinds():
 
 KINDS = dict(_kinds())
 UNWRITTEN = 34
-IN_BYTES = ("proxy", "uninitialised")  # kinds that count bytes, as races do
 FREED = FindingKind("freed", "{t}")  # what the engine calls out-of-bounds, where it is known whose memory that was
 # what a warp did, by the engine's ActorKind; the last but one: what a warp has sent, without accesses
 ACTORS = (
@@ -99,8 +98,7 @@ class Finding:
     alike: tuple[Finding, ...] = field(default=(), repr=False)
 
     def __str__(self):
-        counted = "in {} bytes" if self.kind.startswith("race-") or self.kind in IN_BYTES else "{} times"
-        times = f", {counted.format(self.count)}" if self.count > 1 else ""
+        times = f", {self.count} times" if self.count > 1 else ""
         role = f" ({self.role})" if self.role else ""
         who = f"{shortened(self.kernel)}, CTA {self.cta}, warp {self.warp}{role}, lane {self.lane}"
         kind = self.kind if self.grade == "error" else f"{self.grade}: {self.kind}"

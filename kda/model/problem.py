@@ -290,11 +290,14 @@ def beta_of(use_sigmoid: bool, allow_neg_eigval: bool) -> str:
 def _check_callable(p: Problem) -> None:
     """What the checks of a call refuse before any backend is asked, no backend accepts either."""
     if p.op == "chunk" and p.K > MAX_K:
-        raise ValueError(f"K={p.K} is over {MAX_K}, which chunk_kda permits; `recurrent` has no such limit")
+        raise ValueError(f"K={p.K} is over {MAX_K}, the most that chunk_kda permits; `recurrent` has no such limit")
     if p.op == "chunk" and p.packed and p.B != 1:
         raise ValueError(f"B={p.B} is not 1, and `packed` sequences lie in one row: leave one out")
     if p.gate == "softplus" and p.lower_bound is not None:
         raise ValueError(f"`softplus` has no lower_bound, found {p.lower_bound:g}: say `bounded`, or leave it out")
+    chunks_alone = {"disable_recompute": p.disable_recompute, "intermediate_states": p.intermediate_states}
+    for name in [name for name, given in chunks_alone.items() if given and p.op != "chunk"]:
+        raise ValueError(f"`{p.op}` has no `{name}`: leave one out")
     if p.op != "chunk" and p.direction == "backward":
         raise ValueError(f"`{p.op}` has no `backward`: leave one out")
 

@@ -242,8 +242,10 @@ def read(tensors: Mapping[str, Tensor], prefix: str, options: Mapping[str, Any])
     wanted = {*PROJECTIONS, "dt_bias", *(f"{conv}.weight" for conv in CONVOLUTIONS),
               *FORGET[ranks["f"] or "low"], *GATE[ranks["g"] or "low"]}
     if missing := wanted - set(weights):
-        raise _error("one with all weights of a layer", f"none named {_some(missing)}",
-                     "Read all files of the checkpoint first: a layer may span two.", "missing")
+        fix = "Read all files of the checkpoint first: a layer may span two."
+        if missing == {f"{conv}.weight" for conv in CONVOLUTIONS}:
+            fix = "This layer always has convolutions; one of FLA with use_short_conv=False cannot be read."
+        raise _error("one with all weights of a layer", f"none named {_some(missing)}", fix, "missing")
     sizes = _sizes(weights, ranks) | _unseen(options)
     return weights, sizes
 
@@ -280,6 +282,7 @@ def _unseen(options: Mapping[str, Any]) -> dict[str, Any]:
         if "lower_bound" not in given:
             given["lower_bound"] = BOUNDS[model](config)
         given.setdefault("norm_eps", _field(config, "rms_norm_eps"))
+        given.setdefault("allow_neg_eigval", bool(_field(config, "allow_neg_eigval", False)))
     if given.get("norm_eps", 0) is None:                                       # a config without it
         del given["norm_eps"]
     missing = [name for name in ("lower_bound", "norm_eps") if name not in given]

@@ -201,7 +201,7 @@ class KimiDeltaAttention(nn.Module):
             tensors: by name, in any layout of `kda.nn.LAYOUTS`: of a file, or of a model's state_dict.
             prefix: of the layer's names, such as "model.layers.0.self_attn.".
             options: those of the class that no tensor contains: `lower_bound` and `norm_eps`, or instead `config`, the
-                model's, a dict or an object.
+                model's, a dict or an object; and `allow_neg_eigval`, if neither is its default.
 
         Raises:
             CheckpointError: with the names that were found, the layouts that exist, and what to do.
@@ -393,7 +393,8 @@ class KimiDeltaAttention(nn.Module):
         return context
 
     def extra_repr(self) -> str:
-        names = ("num_heads", "head_dim", "num_v_heads", "head_v_dim", "lower_bound")
+        names = ["num_heads", "head_dim", "num_v_heads", "head_v_dim", "lower_bound"]
+        names += ["allow_neg_eigval"] * self.allow_neg_eigval
         return ", ".join([str(self.hidden_size), *(f"{name}={getattr(self, name)}" for name in names)])
 
 

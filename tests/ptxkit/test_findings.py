@@ -35,7 +35,7 @@ def test_a_race_in_shared_memory_names_variable_warps_and_what_orders_them():
     (race,) = [f for f in found(HANDOVER, block=64) if f.kind == "race-write-read"]
     assert str(race) == (
         "race-write-read: k, CTA 0, warp 1, lane 0: reads smem (shared memory at 0x400), which warp 0 wrote: nothing "
-        "orders this read after that write, in 128 bytes\n"
+        "orders this read after that write, 128 times\n"
         "    at PTX line 18: ld.shared.u32 %r14, [%r13];\n"
         "    and PTX line 17: st.shared.u32 [%r12], %r0;\n"
         "    to fix it: warp 0 and warp 1 meet at a barrier (bar.sync), or warp 0 arrives on an mbarrier "
@@ -86,7 +86,7 @@ def test_a_race_in_a_cluster_names_the_rank_and_the_clusters_barrier():
     (race,) = found(body, grid=4, cluster=2, block=1)
     assert str(race).splitlines()[0] == (
         "race-write-write: k, CTA 1, warp 0, lane 0: writes smem + 8 (shared memory at 0x408 of CTA rank 1), which "
-        "warp 0 of CTA 0 wrote: nothing orders the two, in 2 bytes"
+        "warp 0 of CTA 0 wrote: nothing orders the two, 2 times"
     )
     assert race.advice == (
         "warp 0 of CTA 0 and warp 0 of CTA 1 meet at the cluster's barrier (barrier.cluster.arrive.release, then "
@@ -127,7 +127,7 @@ def test_a_bulk_copy_of_what_threads_wrote_is_told_who_fences():
     (proxy,) = found(PROXY.replace("FENCE", ""), data, block=64)
     assert str(proxy) == (
         "proxy: k, CTA 0, warp 1, lane 0: the async proxy reads smem (shared memory at 0x400), which warp 0 wrote "
-        "through the generic proxy: fence.proxy.async is missing between, in 16 bytes\n"
+        "through the generic proxy: fence.proxy.async is missing between, 16 times\n"
         "    at PTX line 19: @%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r11], 16;\n"
         "    and PTX line 15: @%p2 st.shared.v4.u32 [%r11], {%r0, %r0, %r0, %r0};\n"
         "    to fix it: warp 0 runs fence.proxy.async after its write and before what orders the two (a barrier, an "
@@ -164,7 +164,7 @@ def test_lanes_are_told_to_meet_or_to_part():
     (race,) = found(turns.format(""))
     assert str(race) == (
         "race-lanes: k, CTA 0, warp 0, lane 1: reads smem (shared memory at 0x400), which another lane of the same "
-        "warp used: nothing orders the two, in 124 bytes\n"
+        "warp used: nothing orders the two, 124 times\n"
         "    at PTX line 14: @!%p1 ld.shared.u32 %r12, [%r11];\n"
         "    and PTX line 13: @%p1 st.shared.u32 [%r11], 1;\n"
         "    to fix it: run bar.warp.sync (__syncwarp) between the two"

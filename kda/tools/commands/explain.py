@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kda.calls.rehearsal import Explanation
 
 WITHOUT, WITH = "without gradients", "with gradients"
+STATES = "disable_recompute=states"
 FUNCTIONS = ("chunk_kda", "fused_recurrent_kda", "decode_step")
 NAMES = (*SHAPES, *MODELS)
 
@@ -47,7 +48,8 @@ def command(screen: Screen, words: tuple[str, ...], arch: Target | None, backend
     if len(named) > 1:
         raise click.UsageError(f"{named[0]} and {named[1]} are both names of a call; leave one out")
     try:
-        others = " ".join(word for word in given if word not in NAMES)
+        states = STATES in given                                               # a Problem does not know that value
+        others = " ".join(word for word in given if word not in (*NAMES, STATES))
         said = Problem.fields_in(others, also=NAMES, once=True)
         in_name = Problem.fields_in(" ".join(map(in_words, named)))
         problem = Problem.of_fields(Problem.defaults_in(others) | in_name | said)
@@ -56,9 +58,9 @@ def command(screen: Screen, words: tuple[str, ...], arch: Target | None, backend
         raise click.UsageError(f"{error}{names}") from None
     if arch and said.get("device") == "cpu":
         raise click.UsageError(f"'cpu' and --arch {arch.name} name two machines: leave one out")
-    found = explanations(problem, given, backend or backend_in_force(), arch)
+    found = explanations(problem, given, backend or backend_in_force(), arch, states)
     code = FINDING if any(refused(each) for each in found.values()) else OK
-    screen.answer(as_json(found, problem, arch, code), lines(screen, found, verbose))
+    screen.answer(as_json(found, problem, arch, code), lines(screen, found, verbose, backend))
     return code
 
 
@@ -77,7 +79,9 @@ def words_of(shape: BenchShape) -> str:
             "final_state")
 
 
-def explanations(problem: Problem, words: Sequence[str], backend: str, arch: Target | None) -> dict[str, Explanation]:
+def explanations(
+    problem: Problem, words: Sequence[str], backend: str, arch: Target | None, states: bool
+) -> dict[str, Explanation]:
     from kda.calls.rehearsal import explain_problem
 
     if problem.op != "chunk" or problem.slots or problem.checkpoints:
@@ -87,16 +91,20 @@ def explanations(problem: Problem, words: Sequence[str], backend: str, arch: Tar
         del ways[WITH]
     elif problem.direction == "backward":
         del ways[WITHOUT]
-    return {way: explained(problem, training, backend, arch) for way, training in ways.items()}
+    return {way: explained(problem, training, backend, arch, states) for way, training in ways.items()}
 
 
-def explained(problem: Problem, training: bool, backend: str, arch: Target | None) -> Explanation:
+def explained(
+    problem: Problem, training: bool, backend: str, arch: Target | None, states: bool = False
+) -> Explanation:
     """Return what `kda.explain` says of such a call, whose tensors have no memory."""
     import torch
 
     import kda
 
     given = tensors_of(problem, training) | options_of(problem)
+    if states:
+        given["disable_recompute"] = "states"
     with torch.enable_grad():
         return kda.explain(**given, backend=backend, arch=arch and arch.name)
 
@@ -137,21 +145,25 @@ def refused(found: Explanation) -> bool:
     return found.backend is None or (found.backward is not None and found.backward.backend is None)
 
 
-def lines(screen: Screen, found: dict[str, Explanation], verbose: bool) -> list[str]:
+def lines(screen: Screen, found: dict[str, Explanation], verbose: bool, named: str | None) -> list[str]:
     """Return what runs in each way, and then why: the reasons of a direction once, unless they differ."""
     out: list[str] = []
     why: dict[Any, str] = {}
     for way, each in found.items():
         mark = screen.mark("fail" if refused(each) else "ok")
-        out += [f"{mark} {way}: {taken(each)}", *(f"  {part}" for part in (*each.planned, *each.notes, *each.ran)), ""]
+        parts = (f"  {part}" for part in (*each.planned, *each.notes, *each.ran))
+        out += [f"{mark} {way}: {taken(each, named)}", *parts, ""]
         for choice in filter(None, (each.forward, each.backward)):
             why.setdefault((way, choice.problem) if verbose else choice.tried, str(choice))
     return [*out, *(line for text in why.values() for line in text.splitlines())]
 
 
-def taken(found: Explanation) -> str:
-    """Return the backends of both directions."""
-    forward = found.backend or "no backend accepts it"
+def taken(found: Explanation, named: str | None) -> str:
+    """Return the backends of both directions; only that the named one refuses the call, if it does."""
+    none = f"{named} does not accept it" if named else "no backend accepts it"
+    if named and found.backend is None:
+        return none
+    forward = found.backend or none
     backward = forward if found.backward is None else found.backward.backend or "no backend accepts it"
     return forward if forward == backward else f"forward {forward}, backward {backward}"
 

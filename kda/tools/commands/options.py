@@ -14,7 +14,7 @@ from kda.routing import dispatch
 from kda.routing.capability import Capability
 from ptxkit.commands.options import Count, archs_with_clock
 from ptxkit.commands.render import CANNOT_JUDGE
-from ptxkit.compile.target import Target, parse
+from ptxkit.compile.target import Target, code_for, parse
 
 
 class NumberOption(click.FloatRange):
@@ -90,6 +90,9 @@ def must_have_kernels(backend: str | None, target: Target) -> None:
         return
     if not (others := [c.backend for c in built_for(target)]):
         raise NoKernelsYet(target)
+    if archs and (older := code_for(target.cc, archs)):
+        raise click.UsageError(f"--arch {target.name}: {backend} has kernels for {older.name}, which these GPUs run, "
+                               f"too. Name --arch {older.name}.")
     has = f"kernels for {', '.join(archs)}" if archs else "no kernels"
     raise click.UsageError(f"--arch {target.name}: {backend} has {has}. Leave out --backend, or name "
                            f"{', '.join(others)}.")

@@ -33,8 +33,8 @@ class RanKernels(NamedTuple):
             why = f" ({self.why})" if self.why else ""
             return f"{name}: no kernel of these names ran on a GPU as it is now{why}"
         these = "variants, of which such a call launches one," if self.one_of else "kernels of this call"
-        counts = (f"{_of(self.kernels)} {these} ran on a GPU as they are now; of all variants that the ledger lists, "
-                  f"for all kinds of calls, {_of(self.alike)}; of ways to launch them {_of(self.paths)}")
+        counts = (f"{_of(self.kernels)} {these} ran on a GPU as they are now; of all kernels of these names in "
+                  f"the ledger {_of(self.alike)}; of ways to launch them {_of(self.paths)}")
         other = f"; none of them is a GPU of {self.asked}" if self.asked else ""
         return f"{name}: {counts}; on {' and '.join(self.cards)}, last on {self.last}{other}"
 

@@ -1,6 +1,7 @@
 """kda.nn on a CPU: the layer against its definition token by token, its cache, masks, packing, modes, checkpoints."""
 
 import copy
+import functools
 import math
 import pickle
 import re
@@ -370,6 +371,16 @@ def test_a_config_tells_what_tensors_do_not():
     assert (glm.lower_bound, read(ling).lower_bound, read(ling, norm_eps=1e-3).o_norm.eps) == (-5.0, -4.0, 1e-3)
 
 
+def test_an_eigenvalue_that_may_be_negative_is_of_the_caller_or_of_the_config():
+    _, tensors = written("kimi_linear")
+    read = functools.partial(KimiDeltaAttention.from_checkpoint, tensors, "model.layers.3.self_attn.")
+    config = {"model_type": "kimi_linear", "rms_norm_eps": 1e-5}
+    layers = [read(config=config), read(config=config | {"allow_neg_eigval": True}),
+              read(lower_bound=None, norm_eps=1e-5, allow_neg_eigval=True)]
+    assert [layer.allow_neg_eigval for layer in layers] == [False, True, True]
+    assert ["allow_neg_eigval=True" in str(layer) for layer in layers] == [False, True, True]
+
+
 def broken(name):
     """Return a wrong call, and a part of its message."""
     layer, tensors = written("kimi_linear")
@@ -386,6 +397,8 @@ def broken(name):
         "an unknown config": (lambda: read(tensors, prefix, config={"model_type": "kimi_k3"}), "found 'kimi_k3'"),
         "other names": (lambda: read(plain | {"wq.weight": D}, **options), "names that no layout has: wq.weight"),
         "half a layer": (lambda: read(without, **options), "found none named k_proj.weight"),
+        "a layer without convolutions": (
+            lambda: read({n: x for n, x in plain.items() if "conv1d" not in n}, **options), "named k_conv1d.weight"),
         "mixed sizes": (lambda: read(plain | {"A_log": torch.ones(3)}, **options), "not a KDA layer"),
         "a weight twice": (
             lambda: read(plain | {"dense.weight": torch.ones(D, D)}, **options), "o_proj.weight under two names"),
@@ -408,6 +421,7 @@ def broken(name):
 
 @pytest.mark.parametrize("name", [
     "no such prefix", "no options", "a file's name", "an unknown config", "other names", "half a layer", "mixed sizes",
+    "a layer without convolutions",
     "a weight twice", "a convolution of another size", "a bias", "a bias for a layer without", "one projection",
     "two projections", "other heads", "an unknown layout", "a layout of another rank",
     "a layout without biases of convolutions",

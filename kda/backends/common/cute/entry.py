@@ -36,7 +36,7 @@ class Entry:
         config.require_valid()
         return cutedsl.compile(cls(config), example(config), *[Int32(1)] * 3, cutedsl.fake_stream(), target=target)
 
-    # redundant: a wgmma.fence, where since the last one no thread touched registers of a product; its use is one for each
+    # redundant: a wgmma.fence, where no thread touched registers of a product since the last; it stands before each
     @cute.jit
     def __call__(self, x, grid_x: Int32, grid_y: Int32, grid_z: Int32, stream):
         self.kernel(x).launch(

@@ -50,6 +50,9 @@ def test_a_backend_without_kernels_for_the_arch_is_a_wrong_command(command):
     result = CliRunner().invoke(cli, [*command.split(), "--arch", "h100", "--backend", "sm100"])
     assert result.exit_code == 2
     assert "--arch sm90: sm100 has kernels for sm100, sm103, sm110. Leave out --backend, or name " in result.stderr
+    if command != "bench --host":            # it does what a GPU does
+        older = CliRunner().invoke(cli, [*command.split(), "--arch", "h100", "--backend", "sm89"]).stderr
+        assert "--arch sm90: sm89 has kernels for sm89, which these GPUs run, too. Name --arch sm89." in older
 
 
 @pytest.mark.parametrize(("words", "says"), [

@@ -176,6 +176,19 @@ def test_sizes_that_are_the_same_are_one_word_and_an_initial_state_is_a_word():
     assert "'cpu' and --arch sm90 name two machines: leave one out" in run("--arch", "h100", "cpu").stderr
 
 
+def test_a_step_that_keeps_states_is_a_word_and_other_functions_have_no_such_option():
+    answer = asked("--arch", "h100", "kimi-k3 disable_recompute=states")[0]
+    assert any("between forward and backward sm90 keeps" in note for note in answer["calls"][1]["notes"])
+    assert "nothing is kept" in str(asked("--arch", "h100", "kimi-k3")[0]["calls"][1]["notes"])
+    for words in ("decode_step disable_recompute", "fused_recurrent_kda intermediate_states"):
+        assert f"has no `{words.split()[1]}`: leave one out" in run("--arch", "h100", words).stderr
+
+
+def test_a_named_backend_that_refuses_is_told_by_name():
+    first, *_ = run("--arch", "b200", "--backend", "sm90", "T8").stdout.splitlines()
+    assert first.endswith("without gradients: sm90 does not accept it")
+
+
 @pytest.mark.parametrize("words", ["H32 h64-8k softplus", "softplus h64-8k H=32"])
 def test_a_word_beside_a_name_says_what_is_different_wherever_it_stands(words):
     problem = asked("--arch", "h100", words)[0]["problem"]
