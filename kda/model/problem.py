@@ -27,6 +27,12 @@ DEFAULTS = {                                 # a public function: the fields tha
     "decode_step": {"gate": "softplus", "A_log": True, "beta": "sigmoid", "qk_l2norm": True, "state_dtype": "float32",
                     "state_v_first": True, "inplace": True},
 }
+OPTIONS = {                                  # a field of a Problem: the `op` whose calls may have it
+    "disable_recompute": ("chunk",), "intermediate_states": ("chunk",), "start_slots": ("chunk",),
+    "checkpoints": ("chunk",), "slots_per_token": ("recurrent",),
+    "accepted_tokens": ("recurrent", "decode"), "packed": ("chunk", "recurrent"), "final_state": ("chunk", "recurrent"),
+    "batch_invariant": ("chunk", "recurrent"),
+}
 DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "xla", "meta")                     # with or without ":0"
 _SIZE = re.compile(r"(B|T|N|H|HV|K|V|C)(\d+)")                # T8192 is T=8192
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
@@ -295,9 +301,12 @@ def _check_callable(p: Problem) -> None:
         raise ValueError(f"B={p.B} is not 1, and `packed` sequences lie in one row: leave one out")
     if p.gate == "softplus" and p.lower_bound is not None:
         raise ValueError(f"`softplus` has no lower_bound, found {p.lower_bound:g}: say `bounded`, or leave it out")
-    chunks_alone = {"disable_recompute": p.disable_recompute, "intermediate_states": p.intermediate_states}
-    for name in [name for name, given in chunks_alone.items() if given and p.op != "chunk"]:
-        raise ValueError(f"`{p.op}` has no `{name}`: leave one out")
+    for name, ops in OPTIONS.items():
+        if getattr(p, name) and p.op not in ops:
+            raise ValueError(f"`{p.op}` has no `{name}`: leave one out")
+    for name in ("slots_per_token", "accepted_tokens", "start_slots", "checkpoints"):
+        if getattr(p, name) and not p.slots and p.op != "decode":
+            raise ValueError(f"`{name}` needs slots of a pool: give slots=, or leave it out")
     if p.op != "chunk" and p.direction == "backward":
         raise ValueError(f"`{p.op}` has no `backward`: leave one out")
 
@@ -327,6 +336,8 @@ def _parsed(field: dataclasses.Field, text: str, word: str) -> Any:
     except (KeyError, ValueError):
         raise ValueError(f"{word!r} needs {KINDS[kind]} for {field.name}, found {text!r}") from None
     name = field.name
+    if ONE_OF.get(name) is DTYPES:
+        value = SHORT_DTYPES.get(value, value)
     if name in AT_LEAST and value < AT_LEAST[name]:
         raise ValueError(f"{word!r} needs {name} of at least {AT_LEAST[name]}")
     if name in ONE_OF and value not in ONE_OF[name]:

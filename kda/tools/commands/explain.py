@@ -58,7 +58,17 @@ def command(screen: Screen, words: tuple[str, ...], arch: Target | None, backend
         raise click.UsageError(f"{error}{names}") from None
     if arch and said.get("device") == "cpu":
         raise click.UsageError(f"'cpu' and --arch {arch.name} name two machines: leave one out")
-    found = explanations(problem, given, backend or backend_in_force(), arch, states)
+    if problem.beta_per_value and problem.op != "recurrent":
+        raise click.UsageError(f"`{problem.op}` has no `beta_per_value`: leave one out")
+    if problem.direction == "backward" and (problem.intermediate_states or problem.slots):
+        what = "intermediate_states" if problem.intermediate_states else "slots"
+        raise click.UsageError(f"a call with {what} records no gradients, so it has no backward: leave one out")
+    try:
+        found = explanations(problem, given, backend or backend_in_force(), arch, states)
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise click.UsageError(f"no memory has tensors of such sizes: {problem}") from None
     code = FINDING if any(refused(each) for each in found.values()) else OK
     screen.answer(as_json(found, problem, arch, code), lines(screen, found, verbose, backend))
     return code

@@ -184,6 +184,23 @@ def test_a_step_that_keeps_states_is_a_word_and_other_functions_have_no_such_opt
         assert f"has no `{words.split()[1]}`: leave one out" in run("--arch", "h100", words).stderr
 
 
+@pytest.mark.parametrize(("words", "says"), [
+    ("decode_step packed", "`decode` has no `packed`: leave one out"),
+    ("chunk_kda beta_per_value", "`chunk` has no `beta_per_value`: leave one out"),
+    ("fused_recurrent_kda checkpoints=float32 slots=4", "`recurrent` has no `checkpoints`: leave one out"),
+    ("fused_recurrent_kda accepted_tokens", "`accepted_tokens` needs slots of a pool: give slots=, or leave it out"),
+    ("slots=8 backward", "a call with slots records no gradients, so it has no backward: leave one out"),
+    ("B=99999999999 T=9999999999", "no memory has tensors of such sizes"),
+])
+def test_what_a_function_always_refuses_is_a_wrong_command(words, says):
+    result = run("--arch", "h100", words)
+    assert result.exit_code == 2 and says in result.stderr
+
+
+def test_short_names_of_dtypes_stand_for_them_in_every_field():
+    assert "initial state bfloat16" in asked("--arch", "h100", "state_dtype=bf16")[0]["problem"]
+
+
 def test_a_named_backend_that_refuses_is_told_by_name():
     first, *_ = run("--arch", "b200", "--backend", "sm90", "T8").stdout.splitlines()
     assert first.endswith("without gradients: sm90 does not accept it")
