@@ -226,7 +226,7 @@ class Problem(Hashed):
 
     @staticmethod
     def defaults_in(text: str) -> dict[str, Any]:
-        """Return the fields that the functions have which words name."""
+        """Return the defaults of the functions that words name."""
         named = [DEFAULTS.get(word, {}) for word in text.replace(",", " ").split()]
         return {name: value for fields in named for name, value in fields.items()}
 
