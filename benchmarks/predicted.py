@@ -32,7 +32,6 @@ ARCH, CHIP = "sm_90a", "h200"
 
 class Source(NamedTuple):
     where: str
-    commit: str                              # that recorded it; empty where the page names none
     timer: str
 
 
@@ -62,10 +61,11 @@ class Call(NamedTuple):
         return SHAPES[self.shape]._replace(gate=self.gate)
 
 
+OF_BACKWARDS = ("reverse", "shares")
 PROFILE = "h200-sm90-profile.json"           # benchmarks/profiled.py
-HOPPER = Source(f"results/{PROFILE}", "", "ncu")
-TRITON = Source("docs/results/triton.md", "", "timer not recorded")
-FLOAT32 = Source("docs/decisions/sm89_chains.md", "", "ncu")
+HOPPER = Source(f"results/{PROFILE}", "ncu")
+TRITON = Source("docs/results/triton.md", "timer not recorded")
+FLOAT32 = Source("docs/decisions/sm89_chains.md", "ncu")
 
 
 def profiled() -> Iterator[Call]:
@@ -79,7 +79,6 @@ def profiled() -> Iterator[Call]:
         yield Call("sm90", shape, times, HOPPER, seen, keeps=way == "kept", gate=gate)
 
 
-OF_BACKWARDS = ("reverse", "shares")
 CALLS = (
     *profiled(),
     Call("triton", "h64-8k", {"prepare": 747, "state": 220, "state_bwd, backward": 370, "wy_bwd, backward": 320,

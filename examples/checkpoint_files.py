@@ -195,6 +195,11 @@ def entry_of(x: torch.Tensor) -> Entry:
     return Entry(NAMES[x.dtype], [*x.shape], size, pieces)
 
 
+def not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """Return the name of the first tensor that has nan or infinity."""
+    return next((name for name, x in tensors.items() if not x.isfinite().all()), None)
+
+
 def save(tensors: Mapping[str, torch.Tensor | Entry], path: Path) -> int:
     """Write a file of safetensors; return how many bytes its tensors have."""
     entries = {name: x if isinstance(x, Entry) else entry_of(x) for name, x in tensors.items()}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from checkpoint_files import Checkpoint, config_of, save, write_index
+from checkpoint_files import Checkpoint, config_of, not_finite, save, write_index
 
 from kda.errors import InputError, KdaError
 from kda.nn import LAYOUTS, KimiDeltaAttention, layout_of, prefixes_of
@@ -135,10 +135,9 @@ def is_right(
                          f"{layer.lower_bound}. Leave the option out.")
     layout = layout_of(given, prefix)
     print(f"{prefix}: {len(given)} tensors, named as in the layout {layout}")
-    for name, x in given.items():
-        if x.is_floating_point() and not x.isfinite().all():
-            raise KdaError(f"{prefix}{name.removeprefix(prefix)} must have finite numbers; found nan or infinity. Get "
-                           "the file again.")
+    if name := not_finite(given):
+        raise KdaError(f"{prefix}{name.removeprefix(prefix)} must have finite numbers; found nan or infinity. Get the "
+                       "file again.")
     right = True
     if repr(layer) not in said:
         print(layer)

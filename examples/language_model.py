@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from checkpoint_files import Checkpoint, config_of, save
+from checkpoint_files import Checkpoint, config_of, not_finite, save
 from torch import nn
 
 from kda.errors import KdaError
@@ -150,8 +150,7 @@ class Model(nn.Module):
                 raise SystemExit(f"{folder}: {name} must be a tensor of shape {[*x.shape]}, as config.json says; "
                                  f"found {found}. Copy both files again.")
         model.load_state_dict({name: tensors[name] for name in rest}, strict=False)
-        for name, x in model.state_dict().items():
-            if not x.isfinite().all():
-                raise SystemExit(f"{folder}: {name} must have finite numbers; found nan or infinity. Train it again, "
-                                 "or copy it from an earlier checkpoint.")
+        if name := not_finite(model.state_dict()):
+            raise SystemExit(f"{folder}: {name} must have finite numbers; found nan or infinity. Train it again, or "
+                             "copy it from an earlier checkpoint.")
         return model

@@ -113,7 +113,7 @@ def _forward(*arguments: Any):
     summaries: list[SegmentSummary | None] = [None] * context.num_parts
     if context.exchange == "hops":
         entering, out = _hop_forward(rank, Save(word))
-    elif (part := rank.only_piece) and not part.before:                        # its final state needs nobody else's
+    elif (part := rank.only_piece) and not part.before:                       # its final state depends on no other rank
         out = autograd.forward(_returning_states(call), Save(word))
         summaries = [SegmentSummary(_no_state(rank, rank.problem.K), rank.row(out.final_state, 0))]  # type: ignore[arg-type]
         entering = _entering(rank, summaries)

@@ -53,7 +53,7 @@ def launched(config, grid, numbers, tensors, arch="sm100", bare=False, kinds=Non
     return session.runs[0]
 
 
-# what is right
+# what the kernels should give, in float64
 
 
 class Chunk(NamedTuple):

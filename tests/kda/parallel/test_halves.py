@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread")]
 # What is drawn, and what is prescribed.
 CASES = {
     "one sequence": (dict(lengths=(150,)), {}),
-    "packed, with tokens of nobody": (dict(lengths=(100, 0, 70), padding=30), {}),
+    "packed, with tokens of no sequence": (dict(lengths=(100, 0, 70), padding=30), {}),
     "any gate": (dict(lengths=(70,), gate="softplus"), {}),
     "cut into segments": (dict(lengths=(330,)), dict(segment_chunks=4)),
     "64 channels": (dict(lengths=(130,), K=64, V=64), {}),

@@ -57,13 +57,6 @@ def ways(choices: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(way for choice in choices for way in both(choice, DIRECTIONS)))
 
 
-def keeping(step: Problem, saved: bool | str, requested: str) -> bool:
-    """Return whether problems of a step have `disable_recompute`: where backends keep one form, not each its own."""
-    if saved not in (True, "all"):
-        return False
-    return route(dataclasses.replace(step, disable_recompute=True), requested, training=True).save is Save.ALL
-
-
 def problem_of(spec: Spec, direction: str, device: str) -> Problem:
     """Return the problem of a spec whose tensors are not drawn yet."""
     from kda.tools.verify.cases import make
@@ -71,6 +64,18 @@ def problem_of(spec: Spec, direction: str, device: str) -> Problem:
     one_token = dataclasses.replace(spec, lengths=None if spec.lengths is None else (1,), B=1, T=1)
     (B, T), N = spec.shape, spec.B if spec.lengths is None else len(spec.lengths)
     return dataclasses.replace(make(one_token).problem(direction), device=device, B=B, T=T, N=N)
+
+
+def problems_of(
+    spec: Spec, directions: Sequence[str], device: str, saved: bool | str | None, requested: str
+) -> list[Problem]:
+    """Return the problems of some directions; if all is kept in the form that backends share, they say so."""
+    problems = [problem_of(spec, way, device) for way in directions]
+    if setting(saved) is not True:
+        return problems
+    step = dataclasses.replace(problem_of(spec, "forward", device), disable_recompute=True)
+    shared = route(step, requested, training=True).save is Save.ALL            # else each backend keeps its own
+    return [dataclasses.replace(problem, disable_recompute=shared) for problem in problems]
 
 
 def backend_for(problem: Problem, requested: str) -> str:

@@ -8,7 +8,6 @@ runs.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import multiprocessing
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -178,24 +177,25 @@ def backends_for(
     """Return direction -> the backend that accepts it on such a GPU."""
     from ptxkit import capture
 
-    from .asked import backend_for, keeping, problem_of, spec_of
+    from .asked import backend_for, problems_of, spec_of
 
-    name, backends, spec = backend_asked(name), {}, spec_of(shape, "slow")
+    name, backends = backend_asked(name), {}
     needed = [way for way in DIRECTIONS if way in directions or "step" in directions or way == "forward"]
     with capture(arch=target.spelling):
-        for way in needed:
-            try:
-                kept = directions != ("forward",) and keeping(problem_of(spec, "forward", "cpu"), keeps, name)
-                problem = dataclasses.replace(problem_of(spec, way, "cpu"), disable_recompute=kept)
+        try:
+            kept = keeps if directions != ("forward",) else False
+            for problem in problems_of(spec_of(shape, "slow"), needed, "cpu", kept, name):
+                way = problem.direction
                 backends[way] = backend_for(problem, name if way == "forward" else backend_of_backward(name))
-            except NoBackendError as error:
-                more = ["--direction forward predicts what there is"] if way == "backward" else []
-                raise CannotJudge(*str(error).splitlines(), *more) from None
-            if backends[way] == "reference":
-                raise CannotJudge(
-                    f"backend={name!r} has no kernels for {target.name}: the reference is torch alone. "
-                    f"Name a backend with kernels, or another --arch; `kda doctor` lists what each one can do."
-                )
+        except NoBackendError as error:
+            refused = error.choice.problem.direction
+            more = ["--direction forward predicts what there is"] if refused == "backward" else []
+            raise CannotJudge(*str(error).splitlines(), *more) from None
+    if "reference" in backends.values():
+        raise CannotJudge(
+            f"backend={name!r} has no kernels for {target.name}: the reference is torch alone. "
+            f"Name a backend with kernels, or another --arch; `kda doctor` lists what each one can do."
+        )
     return backends
 
 
@@ -253,8 +253,9 @@ def whose_errors(row: PredictedRow) -> str:
     return "the backend's other kernels" if kernels.endswith(", other kernels") else "kernels of the same names"
 
 
-COMPARED = {                                 # chips whose predictions were compared with times: what is said of that
-    "h200": "",                              # the errors are its own
+COMPARED = ("h200", "h100")                  # chips whose predictions were compared with times
+SAYS = {                                     # a chip: what is said of its error; that of an H200 stands with each row
+    "h200": "",
     "h100": "predictions for h100 were compared with times of older kernels alone: 20% too short to 13% too long",
     "b200": "no time of kda's on a b200 is known; FlashInfer's kernels were predicted 16 to 37% too long",
 }
@@ -265,7 +266,7 @@ def notes(chip: ChipClock, rows: Sequence[PredictedRow]) -> list[str]:
     texts = [f"errors are those of {these} on an H200, the worst of a call's kernels; --json names those. All "
              "predictions of today's kernels on an H200 are too short"]
     unknown = f"no prediction for {chip} was ever compared with a time: its error is not known"
-    return [*texts, *filter(None, [COMPARED.get(chip.name, unknown)])]
+    return [*texts, *filter(None, [SAYS.get(chip.name, unknown)])]
 
 
 def as_json(target: Target, chip: ChipClock, rows: Sequence[PredictedRow], keeps: bool | str) -> dict[str, Any]:

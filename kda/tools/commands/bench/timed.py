@@ -28,9 +28,8 @@ from .asked import (
     SETTINGS,
     backend_for,
     both,
-    keeping,
     names_a_shape,
-    problem_of,
+    problems_of,
     setting,
     shapes_asked,
     spec_of,
@@ -82,14 +81,13 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
     from kda.tools.verify.doors import PEERS, Door
 
     requested, saved, directions = options["backend"], options["disable_recompute"], ways(options["directions"])
-    problems = [problem_of(spec, way, device) for way in DIRECTIONS if way in directions or "step" in directions]
+    needed = [way for way in DIRECTIONS if way in directions or "step" in directions]
     try:
-        kept = keeping(problem_of(spec, "forward", device), saved, backend_asked(requested))
-        problems = [dataclasses.replace(problem, disable_recompute=kept) for problem in problems]
+        problems = problems_of(spec, needed, device, saved, backend_asked(requested))
         for problem in problems:
             requested = backend_for(problem, backend_asked(requested))
     except NoBackendError as error:
-        forward_runs = problem is not problems[0]
+        forward_runs = error.choice.problem.direction != needed[0]
         more = ["--direction forward times what there is"] if forward_runs else predictable(options["backend"], device)
         if not names_a_shape(options):
             default_device = "a CPU" if device == "cpu" else "a GPU"

@@ -448,7 +448,7 @@ def test_if_no_backend_accepts_the_call_the_reasons_are_printed(monkeypatch):
         raise NoBackendError(weigh(problem, Host("cuda:0", "NVIDIA B200", (10, 0)), asked))
 
     monkeypatch.setattr("kda.routing.dispatch.choose", nobody)
-    monkeypatch.setattr(timed, "problem_of", lambda spec, way, device: kda.Problem(direction=way))
+    monkeypatch.setattr(asked, "problem_of", lambda spec, way, device: kda.Problem(direction=way))
     result = run(*ONE)
     assert result.exit_code == 3
     assert "no backend accepts" in result.stdout
@@ -471,6 +471,12 @@ def test_the_prediction_is_mentioned_where_timing_is_refused():
     assert result.exit_code == 3 and "--predicted --arch sm90" in result.stdout.splitlines()[-1]
     assert "no shape was named" not in result.stdout
     assert "no shape was named, so this is one for a CPU" in run("--backend", "sm90").stdout.splitlines()[-2]
+
+
+def test_a_backend_that_is_not_for_this_machine_is_refused_whatever_is_kept():
+    for keeps in ((), ("--disable-recompute", "all"), ("--disable-recompute", "states")):
+        result = run(*ONE, "--backend", "sm90", "--direction", "step", *keeps)
+        assert result.exit_code == 3 and "sm90.gpu" in result.stdout, keeps
 
 
 def test_a_baseline_that_cannot_run_here_is_refused():

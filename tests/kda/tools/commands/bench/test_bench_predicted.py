@@ -96,6 +96,7 @@ def test_a_prediction_has_its_error_its_floor_and_the_time_on_record(monkeypatch
     of_a_card = run(*PREDICTED, "--arch", "NVIDIA H100 80GB HBM3", "--direction", "forward").stdout
     assert "predicted for h100 (sm90): nothing was timed" in of_a_card
     assert "predictions for h100 were compared with times of older kernels alone" in of_a_card
+    assert [name in command.COMPARED for name in ("h200", "h100", "b200")] == [True, True, False]
     assert "which stands for sm90" in run(*PREDICTED, "--arch", "h100 pcie", "--direction", "forward").stdout
     assert "0.101 ms" not in text.split("recorded")[0] and "--json names those" in text
     assert ".md" not in text
