@@ -150,7 +150,7 @@ class Model(nn.Module):
                 raise SystemExit(f"{folder}: {name} must be a tensor of shape {[*x.shape]}, as config.json says; "
                                  f"found {found}. Copy both files again.")
         model.load_state_dict({name: tensors[name] for name in rest}, strict=False)
-        if name := not_finite(model.state_dict()):
-            raise SystemExit(f"{folder}: {name} must have finite numbers; found nan or infinity. Train it again, or "
+        if damaged := not_finite(model.state_dict()):
+            raise SystemExit(f"{folder}: {damaged} must have finite numbers; found nan or infinity. Train it again, or "
                              "copy it from an earlier checkpoint.")
         return model
