@@ -51,16 +51,18 @@ def main() -> None:
     parser.add_argument("write", nargs="?", choices=["write"], help="write the files")
     parser.add_argument("--only", metavar="WORD", default="")
     args = parser.parse_args()
+    asked = {name: texts for name, texts in WRITERS.items() if args.only in name}
+    if not asked:
+        parser.error(f"--only must be a word of {', '.join(map(repr, WRITERS))}; found {args.only!r}")
     torch.set_num_threads(1)
     differs = False
-    for name, texts in WRITERS.items():
-        if args.only in name:
-            for file, text in texts().items():
-                lines = differences(file, text)
-                print("\n".join([f"{name}: {len(lines)} lines differ", *lines]), flush=True)
-                differs |= bool(lines)
-                if args.write:
-                    file.write_text(text)
+    for name, texts in asked.items():
+        for file, text in texts().items():
+            lines = differences(file, text)
+            print("\n".join([f"{name}: {len(lines)} lines differ", *lines]), flush=True)
+            differs |= bool(lines)
+            if args.write:
+                file.write_text(text)
     sys.exit(differs and not args.write)
 
 

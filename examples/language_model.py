@@ -125,11 +125,17 @@ class Model(nn.Module):
         """Return the model of a folder; what is wrong with it ends the program with one line."""
         config = config_of(folder / "config.json")
         wrong = [name for name in SIZES.values() if type(config.get(name)) is not int or config[name] < 1]
-        if config["model_type"] != MODEL_TYPE or wrong or config["hidden_size"] % config["num_attention_heads"]:
+        if config["model_type"] != MODEL_TYPE or wrong:
+            found = [f"model_type {config['model_type']!r}", *(f"{name} {config.get(name)!r}" for name in wrong)]
             raise SystemExit(f"{folder / 'config.json'} must be that of a model of examples/train.py: model_type "
-                             f"{MODEL_TYPE}, and {', '.join(SIZES.values())} as whole numbers; found "
-                             f"{config['model_type']}{' without ' * bool(wrong)}{', '.join(wrong)}. Train one first.")
-        model, tensors = cls(*(config[name] for name in SIZES.values())), Checkpoint(folder)
+                             f"{MODEL_TYPE!r}, and {', '.join(SIZES.values())} as positive whole numbers; found "
+                             f"{', '.join(found)}. Train one first.")
+        sizes = [config[name] for name in SIZES.values()]
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        if hidden % heads:
+            raise SystemExit(f"{folder / 'config.json'} must have a hidden_size that its num_attention_heads divide; "
+                             f"found {hidden} and {heads}. Copy it again.")
+        model, tensors = cls(*sizes), Checkpoint(folder)
         held = []
         for n, block in enumerate(model.blocks):
             if isinstance(block.mixes, KimiDeltaAttention):
@@ -149,6 +155,9 @@ class Model(nn.Module):
                 found = tensors.shape(name) if name in tensors else "none of that name"
                 raise SystemExit(f"{folder}: {name} must be a tensor of shape {[*x.shape]}, as config.json says; "
                                  f"found {found}. Copy both files again.")
+        if more := [name for name in tensors if name not in rest and not name.startswith(tuple(held))]:
+            raise SystemExit(f"{folder}: {more[0]} must be a tensor of the model that config.json says; found one that "
+                             "this has no place for. Copy both files again.")
         model.load_state_dict({name: tensors[name] for name in rest}, strict=False)
         if damaged := not_finite(model.state_dict()):
             raise SystemExit(f"{folder}: {damaged} must have finite numbers; found nan or infinity. Train it again, or "

@@ -180,7 +180,7 @@ class Engine:
         if total > self.longest:
             raise self.refuse(413, f"prompt and max_tokens must be at most {self.longest} tokens together; found "
                                    f"{total}. Send a shorter prompt, or a smaller max_tokens.")
-        if len(self.waiting) >= self.queue:
+        if len(self.waiting) >= self.queue + max(self.slots - len(self.running), 0):     # free slots are for who waits
             raise self.refuse(503, f"All slots and the queue are taken. Requests that run: {len(self.running)}, "
                                    f"that wait: {len(self.waiting)}. Try again later.")
         request = Request(list(prompt), limit)

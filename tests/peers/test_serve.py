@@ -92,6 +92,17 @@ def test_who_finds_all_slots_and_the_queue_taken_is_told_so():
     assert any("Requests that run: 1, that wait: 1. Try again later." in error for error in seen.errors)
 
 
+def test_a_free_slot_counts_before_a_step_gives_it_to_who_waits():
+    async def run():
+        engine = NAMES["Engine"](model(), slots=3, longest=600, queue=1)
+        for _ in range(4):
+            engine.submit(b"a", 1)
+        with pytest.raises(NAMES["Refused"], match="All slots and the queue are taken"):
+            engine.submit(b"a", 1)
+
+    asyncio.run(run())
+
+
 class SmallMemory(torch.nn.Module):
     """Runs out of memory at more tokens than it has room for, and always at one of the bytes in a prompt."""
 

@@ -229,8 +229,10 @@ def test_a_trained_model_is_converted_whole_and_every_other_tensor_stays_as_it_i
         (None, f"{tmp_path} has no config.json, which says what the gate of its layers is. Copy it there, too."),
         ({"hidden_size": 64}, "must have a hidden size of 64, as config.json says; found 32. Copy both files"),
         ({"num_hidden_layers": 8}, "weights under 'blocks.5.mixes.'; found nothing."),
-        ({"model_type": "llama"}, "found llama. Train one first."),
-        ({"num_attention_heads": None}, "found kda_example without num_attention_heads. Train one first."),
+        ({"num_hidden_layers": 2}, "blocks.2."),
+        ({"model_type": "llama"}, "found model_type 'llama'. Train one first."),
+        ({"num_attention_heads": None}, "found model_type 'kda_example', num_attention_heads None. Train one first."),
+        ({"num_attention_heads": 3}, "a hidden_size that its num_attention_heads divide; found 32 and 3. Copy it again."),
     ):
         if wrong is None:
             (tmp_path / "config.json").unlink()

@@ -155,7 +155,7 @@ def remarks(machine: Machine, lines: Sequence[TimedLine]) -> Iterator[str]:
         yield "CPU times: caches and allocator are warm."
     if machine.crowded:
         yield (f"other processes kept the cores busy (a load of {machine.load:.1f} on {machine.cores}): these times "
-               "can be many times too long, less so with OMP_NUM_THREADS=1")
+               f"can be many times too long{', less so with OMP_NUM_THREADS=1' if machine.threads != 1 else ''}")
     if machine.clock and machine.highest_clock and machine.clock < 0.97 * machine.highest_clock:
         yield (f"the SMs ran at {machine.clock} of {machine.highest_clock} MHz: "
                f"`sudo nvidia-smi -lgc {machine.highest_clock}` asks for the highest (undo: -rgc)")

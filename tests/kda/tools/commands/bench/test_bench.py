@@ -76,6 +76,8 @@ def test_what_spoils_a_number_is_said():
     for words in ("1200 of 1980 MHz", "host time is included, because reference waits", "a load of 7.0 on 8"):
         assert any(words in text for text in said)
     assert not busy._replace(load=5.0).crowded
+    assert "OMP_NUM_THREADS=1" in said[-1]
+    assert not any("OMP_NUM_THREADS" in text for text in report.remarks(busy._replace(threads=1, load=9.0), [LINE]))
 
 
 @pytest.mark.parametrize(
