@@ -126,10 +126,10 @@ class Model(nn.Module):
         config = config_of(folder / "config.json")
         wrong = [name for name in SIZES.values() if type(config.get(name)) is not int or config[name] < 1]
         if config["model_type"] != MODEL_TYPE or wrong:
-            found = [f"model_type {config['model_type']!r}", *(f"{name} {config.get(name)!r}" for name in wrong)]
+            said = [f"model_type {config['model_type']!r}", *(f"{name} {config.get(name)!r}" for name in wrong)]
             raise SystemExit(f"{folder / 'config.json'} must be that of a model of examples/train.py: model_type "
                              f"{MODEL_TYPE!r}, and {', '.join(SIZES.values())} as positive whole numbers; found "
-                             f"{', '.join(found)}. Train one first.")
+                             f"{', '.join(said)}. Train one first.")
         sizes = [config[name] for name in SIZES.values()]
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         if hidden % heads:

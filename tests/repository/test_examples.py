@@ -232,7 +232,7 @@ def test_a_trained_model_is_converted_whole_and_every_other_tensor_stays_as_it_i
         ({"num_hidden_layers": 2}, "blocks.2."),
         ({"model_type": "llama"}, "found model_type 'llama'. Train one first."),
         ({"num_attention_heads": None}, "found model_type 'kda_example', num_attention_heads None. Train one first."),
-        ({"num_attention_heads": 3}, "a hidden_size that its num_attention_heads divide; found 32 and 3. Copy it again."),
+        ({"num_attention_heads": 3}, "that its num_attention_heads divide; found 32 and 3. Copy it again."),
     ):
         if wrong is None:
             (tmp_path / "config.json").unlink()
