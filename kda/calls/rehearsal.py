@@ -110,7 +110,8 @@ def explain(
         notes = _notes(found, call) if training and found.refused is None else []
         if context is not None and found.choices[0].backend:
             if training:
-                size = 4 * len(context.parts) * problem.HV * problem.K * (problem.K + problem.V)
+                number = len(context.parts) * problem.HV * problem.K * (problem.K + problem.V)
+                size = parallel().operators.maps.wide_of(problem).itemsize * number
                 notes.append(f"and {size / 2**20:,.1f} MiB for the exchange: the state that entered a part, and its M")
             notes.append(parallel().operators.maps.how(found.forward, requested))
         return _explained(found, training, offsets, notes, target)

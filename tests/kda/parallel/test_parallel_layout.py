@@ -156,6 +156,10 @@ def test_explain_says_how_maps_are_made(route):
     more = {n: torch.cat([x, x], 1) if n in ("q", "k", "v", "g", "beta") else x for n, x in call.arguments.items()}
     with pytest.raises(kda.InputError, match="explain: q must be a tensor with the T=90 tokens of rank 0; found T=180"):
         kda.explain(**more, cp_context=context)
+    for dtype, size in (("float64", "16.0"), ("float32", "8.0")):              # maps of float64 are float64
+        q, k, v, g = (torch.empty(1, 90, 64, 128, dtype=getattr(torch, dtype), device="meta") for _ in range(4))
+        wide = kda.explain(q.requires_grad_(), k, v, g, q[..., 0], cp_context=context).notes
+        assert any(note.startswith(f"and {size} MiB for the exchange: ") for note in wide), wide
     dist.destroy_process_group()
     by_reference = capability("reference").maps
     ahead, back = ("stages of the reference",) * 2 if by_reference else (
