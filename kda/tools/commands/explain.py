@@ -51,6 +51,8 @@ def command(screen: Screen, words: tuple[str, ...], arch: Target | None, backend
         states = STATES in given                                               # a Problem does not know that value
         others = " ".join(word for word in given if word not in (*NAMES, STATES))
         said = Problem.fields_in(others, also=NAMES, once=True)
+        if said.get("op") == "decode" and named and named[0] in SHAPES:
+            raise click.UsageError(f"{named[0]} is a shape of chunk_kda: give decode_step sizes, or a model")
         in_name = Problem.fields_in(" ".join(map(in_words, named)))
         problem = Problem.of_fields(Problem.defaults_in(others) | in_name | said)
     except ValueError as error:

@@ -128,6 +128,15 @@ def test_decoding_and_slots_are_explained_without_gradients(words):
     assert planned["kernels"] and (len(planned["kernels"]) == 1 or "packed" in words), "a step has one launch"
 
 
+@pytest.mark.parametrize("words", [
+    "T=64", "T64 slots=8", "T8192 packed slots=64 kimi-linear", "fused_recurrent_kda H4", "decode_step",
+    "kimi-linear decode_step", "decode_step H32 slots=64 inplace state_v_first state_dtype=float32",
+])
+def test_without_an_arch_or_a_gpu_every_call_is_one_on_the_cpu(words):
+    found, code = asked(words)
+    assert code == 0 and {call["forward"]["backend"] for call in found["calls"]} == {"reference"}
+
+
 def test_a_backend_can_be_named_here_as_in_the_call(monkeypatch):
     found, _ = asked("--arch", "h100", "--backend", "triton", ASKED)
     assert found["calls"][0]["planned"][0]["backend"] == "triton"
@@ -186,6 +195,7 @@ def test_a_step_that_keeps_states_is_a_word_and_other_functions_have_no_such_opt
 
 @pytest.mark.parametrize(("words", "says"), [
     ("decode_step packed", "`decode` has no `packed`: leave one out"),
+    ("kimi-8k decode_step", "kimi-8k is a shape of chunk_kda: give decode_step sizes, or a model"),
     ("chunk_kda beta_per_value", "`chunk` has no `beta_per_value`: leave one out"),
     ("fused_recurrent_kda checkpoints=float32 slots=4", "`recurrent` has no `checkpoints`: leave one out"),
     ("fused_recurrent_kda accepted_tokens", "`accepted_tokens` needs slots of a pool: give slots=, or leave it out"),
