@@ -10,6 +10,7 @@ where.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,9 @@ try:
     import fla.ops.kda
     import fla.ops.kda.chunk
 except ModuleNotFoundError as error:
+    if str(error.name).startswith("fla.") and not hasattr(sys.modules.get("fla"), "__path__"):
+        raise PackageError(f"kda.fla: `fla` must be the package FLA; found the file {sys.modules['fla'].__file__}, "
+                           "which hides it. Give that another name.", name="fla") from None
     if str(error.name).startswith("fla."):
         raise PackageError(f"kda.fla: FLA is installed only in part: {error}. {_INSTALL}", name="fla") from error
     if error.name != "fla":

@@ -296,7 +296,8 @@ def beta_of(use_sigmoid: bool, allow_neg_eigval: bool) -> str:
 def _check_callable(p: Problem) -> None:
     """What the checks of a call refuse before any backend is asked, no backend accepts either."""
     if p.op == "chunk" and p.K > MAX_K:
-        raise ValueError(f"K={p.K} is over {MAX_K}, the most that chunk_kda permits; `recurrent` has no such limit")
+        raise ValueError(f"K={p.K} is over {MAX_K}, the most that chunk_kda permits; `recurrent` permits "
+                         "1,024 on a GPU, any K on a CPU")
     if p.op == "chunk" and p.packed and p.B != 1:
         raise ValueError(f"B={p.B} is not 1, and `packed` sequences lie in one row: leave one out")
     if p.gate == "softplus" and p.lower_bound is not None:

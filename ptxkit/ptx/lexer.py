@@ -34,6 +34,8 @@ STATEMENTS = {
 }
 _STATEMENT = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in STATEMENTS.items()))
 _COMMENT_OR_STRING = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_ASSEMBLY = re.compile(r"//\s*begin inline asm\n.*?//\s*end inline asm\n", re.DOTALL)
+_LOC = re.compile(r"^[ \t]*\.loc\s[^\n]*$", re.MULTILINE)
 _GROUPED = r"\[[^\[\]]*\]|\((?:[^()]|\([^()]*\))*\)|\{(?:[^{}]|\{[^{}]*\})*\}"
 _ITEM = re.compile(rf"\s*([^,()\[\]{{}}]*(?:(?:{_GROUPED})[^,()\[\]{{}}]*)*)(,|$)")
 _BRACKET = re.compile(r"[()\[\]{}]")
@@ -52,6 +54,12 @@ class Statement(NamedTuple):
 def without_comments(text: str) -> str:
     """Blank every comment; lines keep their numbers, strings their slashes."""
     return _COMMENT_OR_STRING.sub(lambda m: m[0] if m[0][0] == '"' else " " + "\n" * m[0].count("\n"), text)
+
+
+def without_lines_of_assembly(text: str) -> str:
+    """Blank each `.loc` inside of inline assembly: LLVM counts lines of the assembly there (Triton 3.9), of which the
+    source has one."""
+    return _ASSEMBLY.sub(lambda m: _LOC.sub("", m[0]), text)
 
 
 def statements(text: str) -> Iterator[Statement]:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from ptxkit.compile import call_sites
 
-from .lexer import LINKING, NAME, Statement, number, split_list, statements, without_comments
+from .lexer import LINKING, NAME, Statement, number, split_list, statements, without_comments, without_lines_of_assembly
 from .syntax import (
     FLOAT_FORMATS,
     TYPE_SIZES,
@@ -195,7 +195,7 @@ class _Module(_Reader):
         if endless := _ENDLESS_NUMBER.search(text):  # Python does not read numbers of thousands of digits
             self.statement = Statement("", "", 1 + text.count("\n", 0, endless.start()))
             raise PtxError(self.statement.line, f"a number of {len(endless[0]):,} digits; no number of PTX has so many")
-        self.statements = statements(without_comments(text))
+        self.statements = statements(without_comments(without_lines_of_assembly(text)))
         self.single = {"version": "", "target": ""}
         self.files: dict[int, str] = {}
         self.callers = _call_sites(text)  # for columns that are numbers of call sites

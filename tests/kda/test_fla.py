@@ -118,13 +118,15 @@ def test_without_fla_the_import_says_what_to_install_and_kda_goes_on(monkeypatch
     assert kda.chunk_kda(**make(T=3).arguments)[0].shape == (1, 3, 2, 3)
 
 
-@pytest.mark.parametrize(("code", "says"), [
-    ("import einopsen", "importing fla failed: No module named 'einopsen'"),
-    ("# flash-linear-attention without fla-core", r"in part: No module named 'fla\.ops'\. pip install 'fla-core>=.*'$"),
-], ids=["cannot be imported", "a part is missing"])
-def test_an_fla_that_does_not_work_is_reported_as_such(code, says, monkeypatch, tmp_path):
-    (tmp_path / "fla").mkdir()
-    (tmp_path / "fla" / "__init__.py").write_text(code)
+@pytest.mark.parametrize(("file", "code", "says"), [
+    ("fla/__init__.py", "import einopsen", "importing fla failed: No module named 'einopsen'"),
+    ("fla/__init__.py", "# flash-linear-attention without fla-core",
+     r"in part: No module named 'fla\.ops'\. pip install 'fla-core>=.*'$"),
+    ("fla.py", "# a program of the user", r"found the file .*fla\.py, which hides it\. Give that another name"),
+], ids=["cannot be imported", "a part is missing", "a file hides it"])
+def test_an_fla_that_does_not_work_is_reported_as_such(file, code, says, monkeypatch, tmp_path):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.partition(".")[0] == "fla" or name == "kda.fla"]:
         monkeypatch.delitem(sys.modules, name)

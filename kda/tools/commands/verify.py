@@ -103,6 +103,7 @@ def command(screen: Screen, **options: Any) -> int:
         from kda.tools.verify.faults import FAULTS
 
         known("fault", fault, list(FAULTS))
+        check_stage_of_fault(fault, FAULTS[fault].place, options["stage"])
     check_combinations(options)
     if options["mutants"]:
         return mutants.report(screen, options["arch"], options)
@@ -144,6 +145,14 @@ def check_combinations(options: dict[str, Any]) -> None:
         raise click.UsageError("fla runs on a real GPU; leave out --arch")
     if options["stage"] != "all" and (options["exact"] or options["against"] != "definition"):
         raise click.UsageError("--exact and --against look at whole calls; leave out --stage")
+
+
+def check_stage_of_fault(fault: str, place: str, stage: str) -> None:
+    """One stage alone notices what is wrong in it or with the inputs."""
+    if stage == "all" or place == "inputs" or place in [each.name for each in find(stage).members]:
+        return
+    advice = f"--stage {place}, or leave --stage out" if place in STAGES else "all stages: leave --stage out"
+    raise click.UsageError(f"--fault {fault} sits in {place}, and {stage} need not notice it; look at {advice}")
 
 
 def usual_dtype(options: dict[str, Any]) -> str:

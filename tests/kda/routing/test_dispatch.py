@@ -382,7 +382,7 @@ def test_words_that_no_call_accepts_are_refused(word):
 
 
 @pytest.mark.parametrize("text, why", [
-    ("K=300", "K=300 is over 256, the most that chunk_kda permits; `recurrent` has no such limit"),
+    ("K=300", "K=300 is over 256, the most that chunk_kda permits; `recurrent` permits 1,024 on a GPU, any K on a CPU"),
     ("packed B=2", "B=2 is not 1, and `packed` sequences lie in one row"),
     ("recurrent backward", "`recurrent` has no `backward`"), ("backward decode", "`decode` has no `backward`"),
 ])

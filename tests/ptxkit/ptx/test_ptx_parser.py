@@ -516,6 +516,25 @@ def test_lines_stay_until_the_next_loc_and_calls_chain():
     assert kernels["other"].body[0].loc is None
 
 
+ASSEMBLED = """
+    .loc 1 6 9
+    // begin inline asm
+    .loc 1 6 9
+    mov.b32 %r1, 1;
+    .loc 1 7 9
+    mov.b32 %r2, 2;
+
+    // end inline asm
+    .loc 1 9 1
+    mov.b32 %r3, 3;
+"""
+
+
+def test_inline_assembly_has_one_line_of_the_source_whatever_the_compiler_counts():
+    found = kernel(ASSEMBLED, before='.file 1 "a.py"').body
+    assert [(i.loc.line, i.line - found[0].line) for i in found[:3]] == [(6, 0), (6, 2), (9, 6)]
+
+
 def test_an_inlined_name_that_no_section_holds_is_refused():
     text = HEAD + LOCATED.replace(".debug_str {", ".debug_other {")
     with pytest.raises(PtxError, match=r"`\$L__info0` is no label of .section .debug_str"):

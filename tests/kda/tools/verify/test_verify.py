@@ -263,6 +263,16 @@ def test_kda_verify_exits_with_1_for_every_fault(name):
     assert data["exit"] == 1 and data["fault"] == name and data["first_wrong"] and data["replay"]
 
 
+@pytest.mark.parametrize(("fault", "stage", "says"), [
+    ("state-stale", "fwd/wy", "sits in fwd/state, and fwd/wy need not notice it; look at --stage fwd/state, or leave"),
+    ("state-stale", "bwd/state", "look at --stage fwd/state"), ("o-late", "fwd/output", "look at all stages: leave"),
+])
+def test_a_fault_that_the_stage_does_not_run_is_refused(fault, stage, says):
+    result = kda_verify("--fault", fault, "--stage", stage)
+    assert result.exit_code == 2 and says in " ".join(result.stderr.split())
+    assert kda_verify("--fault", "state-stale", "--stage", "fwd/state").exit_code == 1
+
+
 def test_there_is_a_fault_for_every_stage_and_around_them():
     assert {fault.place for fault in FAULTS.values()} >= {"inputs", "results", "bwd/output", "bwd/state", "bwd/wy"}
     assert {stage.name for stage in FORWARD} <= {fault.place for fault in FAULTS.values()}
