@@ -19,7 +19,8 @@ first token to its last; prompts are cut at multiples of 64 tokens, and the
 states there are kept until their slots are needed.  A slot also has keys and
 values of --longest tokens for each layer of attention.
 
-  a request is too long    status 413, before it gets a slot
+  a request is too long    status 413, before it gets a slot; 400 if max_tokens
+                           alone is
   a body is larger than 6  status 413, before the rest of the body is read
     bytes for each of
     --longest, and 4 KiB
@@ -181,8 +182,8 @@ class Engine:
             raise self.refuse(413, f"prompt and max_tokens must be at most {self.longest} tokens together; found "
                                    f"{total}. Send a shorter prompt, or a smaller max_tokens.")
         if len(self.waiting) >= self.queue + max(self.slots - len(self.running), 0):     # free slots are for who waits
-            raise self.refuse(503, f"All slots and the queue are taken. Requests that run: {len(self.running)}, "
-                                   f"that wait: {len(self.waiting)}. Try again later.")
+            raise self.refuse(503, f"Slots and queue have room for {self.slots + self.queue} requests. Requests that "
+                                   f"run: {len(self.running)}, that wait: {len(self.waiting)}. Try again later.")
         request = Request(list(prompt), limit)
         self.waiting.append(request)
         self.work.set()

@@ -97,7 +97,7 @@ def test_a_free_slot_counts_before_a_step_gives_it_to_who_waits():
         engine = NAMES["Engine"](model(), slots=3, longest=600, queue=1)
         for _ in range(4):
             engine.submit(b"a", 1)
-        with pytest.raises(NAMES["Refused"], match="All slots and the queue are taken"):
+        with pytest.raises(NAMES["Refused"], match=r"room for 4 requests\. Requests that run: 0, that wait: 4\."):
             engine.submit(b"a", 1)
 
     asyncio.run(run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,7 @@ def command(screen: Screen, words: tuple[str, ...], arch: Target | None, backend
         raise click.UsageError(f"{error}{names}") from None
     if arch and said.get("device") == "cpu":
         raise click.UsageError(f"'cpu' and --arch {arch.name} name two machines: leave one out")
+    problem = here(problem, "device" in said) if arch is None else problem
     if problem.beta_per_value and problem.op != "recurrent":
         raise click.UsageError(f"`{problem.op}` has no `beta_per_value`: leave one out")
     if problem.direction == "backward" and (problem.intermediate_states or problem.slots):
@@ -74,6 +76,19 @@ def command(screen: Screen, words: tuple[str, ...], arch: Target | None, backend
     code = FINDING if any(refused(each) for each in found.values()) else OK
     screen.answer(as_json(found, problem, arch, code), lines(screen, found, verbose, backend))
     return code
+
+
+def here(problem: Problem, named: bool) -> Problem:
+    """Return the problem on this machine, whose CPU runs it if there is no GPU."""
+    import torch
+
+    from kda.model.host import stand_in
+
+    if problem.device == "cpu" or torch.cuda.is_available() or stand_in():
+        return problem
+    if named:
+        raise click.UsageError(f"this machine has no GPU for {problem.device!r}: name one by --arch, or leave it out")
+    return dataclasses.replace(problem, device="cpu")
 
 
 def in_words(word: str) -> str:

@@ -135,6 +135,13 @@ def test_decoding_and_slots_are_explained_without_gradients(words):
 def test_without_an_arch_or_a_gpu_every_call_is_one_on_the_cpu(words):
     found, code = asked(words)
     assert code == 0 and {call["forward"]["backend"] for call in found["calls"]} == {"reference"}
+    assert ", cpu, " in found["problem"]
+
+
+def test_a_gpu_that_is_asked_for_and_is_not_here_is_a_wrong_command():
+    result = run("chunk_kda cuda T64")
+    assert result.exit_code == 2 and "no GPU for 'cuda:0': name one by --arch, or leave it out" in result.stderr
+    assert run("--arch", "h100", "chunk_kda cuda T64").exit_code == 0
 
 
 def test_a_backend_can_be_named_here_as_in_the_call(monkeypatch):
