@@ -25,8 +25,8 @@ HANDING_ON = {
     "barrier.cluster.wait.acquire), or {other} arrives on an mbarrier with .release.cluster and {this} waits for that "
     "phase with .acquire.cluster",
     "grid": "{other} releases a flag in global memory (st, red or atom with .release.gpu) and {this} acquires it "
-    "(ld or atom with .acquire.gpu) until it is set; or both are atomic (atom, red); or the two go into kernels that "
-    "run one after the other",
+    "(ld or atom with .acquire.gpu) until it is set; or, where a number is read, changed and written back, one atomic "
+    "(red, atom) does that; or the two go into kernels that run one after the other",
 }
 
 
