@@ -64,9 +64,9 @@ def test_a_race_of_ctas_names_the_element_of_the_tensor():
         "    at PTX line 13: st.global.u32 [%rd1+36], %r2;\n"
         "    and PTX line 13: st.global.u32 [%rd1+36], %r2;\n"
         "    to fix it: warp 0 of CTA 0 releases a flag in global memory (st, red or atom with .release.gpu) and warp "
-        "0 of CTA 1 acquires it (ld or atom with .acquire.gpu) until it is set; or, where a number is read, changed and "
-        "written back, one atomic (red, atom) does that; or the two go into kernels that run one after the other; or, "
-        "where each should have an element of its own, the index is corrected"
+        "0 of CTA 1 acquires it (ld or atom with .acquire.gpu) until it is set; or, where a number is read, changed "
+        "and written back, one atomic (red, atom) does that; or the two go into kernels that run one after the other; "
+        "or, where each should have an element of its own, the index is corrected"
     )
     assert race.memory.index == (0, 2, 1) and race.by.cta == 0
     assert not found(body.replace("st.global.u32", "red.global.add.u32"), torch.zeros(24, dtype=torch.int32), grid=2)
