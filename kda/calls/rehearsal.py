@@ -167,13 +167,12 @@ def _machine(target: Target | None) -> Iterator[None]:
 
 
 def _device(name: str, target: Target | None) -> str:
-    """Return the device of which a call is explained: that of its tensors; a GPU, if there is one, for those that are
-    nowhere."""
+    """Return the device of which a call is explained: that of its tensors, or a GPU for those that are nowhere."""
     if target is not None:
         return "cuda:0"
-    if stand_in() is None and not torch.cuda.is_available() and name.startswith(("cuda", "meta")):
-        return "cpu"
-    return "cuda:0" if name == "meta" and stand_in() is None else name
+    if name == "meta" and stand_in() is None:
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    return name
 
 
 def _notes(found: Route, call: Call) -> list[str]:
