@@ -16,6 +16,7 @@ COMPLETION = {
     6: "{other} runs tcgen05.wait::ld",
     7: "{other} runs tcgen05.wait::st",
 }
+ATOMIC = "; or, where a number is read, changed and written back, one atomic (red, atom) does that"
 TENSOR = 5
 BY_MBARRIER = 9
 HANDING_ON = {
@@ -25,8 +26,7 @@ HANDING_ON = {
     "barrier.cluster.wait.acquire), or {other} arrives on an mbarrier with .release.cluster and {this} waits for that "
     "phase with .acquire.cluster",
     "grid": "{other} releases a flag in global memory (st, red or atom with .release.gpu) and {this} acquires it "
-    "(ld or atom with .acquire.gpu) until it is set; or, where a number is read, changed and written back, one atomic "
-    "(red, atom) does that; or the two go into kernels that run one after the other",
+    f"(ld or atom with .acquire.gpu) until it is set{ATOMIC}; or the two go into kernels that run one after the other",
 }
 
 
@@ -56,7 +56,6 @@ def of_a_race(distance, actor, this, other, *, fence=False, tensor=False):
 EITHER = "if that access should come first: {first}; if this one should: {last}"
 PROXY = "{other} runs fence.proxy.async after its write and before what orders the two (a barrier, an arrival)"
 LANES = "run bar.warp.sync (__syncwarp) between the two"
-ATOMIC = "; or, where a number is read, changed and written back, one atomic (red, atom) does that"
 OF_ITS_OWN = "; or, where each should have an element of its own, the index is corrected"
 ONE_ADDRESS = "give each lane an address of its own, or let one lane do it"
 OUTSIDE = "correct the index or the strides, or let lanes that have no element there skip the access (by a mask, an if)"
