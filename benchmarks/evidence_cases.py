@@ -101,7 +101,7 @@ TESTS = {
 }
 MORE_TESTS = {
     "sm90: tests of the forward": "test_sm90_forward_on_gpu.py",
-    "sm90: tests of the backward": "test_sm90_backward_on_gpu.py",
+    "sm90: tests of the backward": "test_sm90_backward_on_gpu.py", "sm90: tests of halves": "test_halves_on_gpu.py",
     "triton: tests of chunk_kda": "test_triton_backend_on_gpu.py", "sm89: tests": "test_sm89_on_gpu.py",
     "reference: tests of the API": "test_api.py", "reference: tests of selftest and verify": "test_evidence.py",
 }

@@ -33,6 +33,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import kda
+from kda.model.force import forcing
 from kda.parallel import layout as layouts
 
 from . import common
@@ -54,9 +55,11 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 GRAPH = "a step in a CUDA graph, exchange "
 LAYER = "a layer with a context, layout "
-LONG = "a long row, kept "                   # whose backward is one grid that begins before the exchange
+LONG = "a long row in halves, kept "         # whose backward is one grid that begins before the exchange
+HALVES = {f"a forward in halves, {gate}, dim {dim}": {"gate": gate, "dim": dim}
+          for gate in OPTIONS["gate"] for dim in OPTIONS["dim"]}
 OTHERS = (*(GRAPH + exchange for exchange in OPTIONS["exchange"]), "DTensors", "FSDP2",
-          *(LAYER + layout for layout in OPTIONS["layout"]), *(f"{LONG}{kept}" for kept in OPTIONS["kept"]),
+          *(LAYER + layout for layout in OPTIONS["layout"]), *HALVES, *(f"{LONG}{kept}" for kept in OPTIONS["kept"]),
           "a rank that skips a backward")
 ROWS = ("q", "k", "v", "g", "beta")
 TOKENS = {"cuda": 1300, "cpu": 84}
@@ -386,11 +389,18 @@ def in_parts(rank: Rank, layout: str) -> dict[str, str]:
     return wrong
 
 
+def in_halves(rank: Rank, case: Case) -> dict[str, str]:
+    """A step whose forward is in two halves, however short it is."""
+    with forcing(halves=True):
+        return differences(BASE | case, rank)
+
+
 SINGLE: dict[str, Callable[[Rank], dict[str, str]]] = {
     **{GRAPH + exchange: functools.partial(captured, exchange=exchange) for exchange in OPTIONS["exchange"]},
     "DTensors": on_a_mesh, "FSDP2": fully_sharded,
     **{LAYER + layout: functools.partial(in_parts, layout=layout) for layout in OPTIONS["layout"]},
-    **{f"{LONG}{kept}": functools.partial(differences, BASE | {"kept": kept, "tokens": {"cuda": 40_000, "cpu": 84}})
+    **{name: functools.partial(in_halves, case=case) for name, case in HALVES.items()},
+    **{f"{LONG}{kept}": functools.partial(in_halves, case={"kept": kept, "tokens": {"cuda": 40_000, "cpu": 84}})
        for kept in OPTIONS["kept"]},
 }
 

@@ -7,14 +7,16 @@
     --device cpu --shape 512x2 --dim 32 --calls 1        # processes with gloo and the reference, to see that it runs
 
 One process per GPU.  Each makes the whole row by itself, which is what one GPU takes, and then its own part together
-with the others, by each exchange of `build_cp_context`.  o and all gradients are compared with those of the whole row
-first, in the norm; what is further off than CLOSE is not timed.  Gates are slow, so that states matter across ranks.
+with the others, by each exchange of `build_cp_context`, and by the default one with all of a forward behind the
+exchange.  o and all gradients are compared with those of the whole row first, in the norm; what is further off than
+CLOSE is not timed.  Gates are slow, so that states matter across ranks.
 
 A call is timed by events on each GPU.  Ahead of it, every stream waits long enough for the host to issue the call, and
 then for all the others, by a small all-reduce.  A call lasts as long as on its slowest rank; milliseconds, medians.
-`map` and `map_bwd` are what a rank in the middle computes beyond its own tokens' forward and backward.  `send` is the
-all-gather of the maps.  `layer` is a layer's share of a step of several: all forwards, then all backwards, as in a
-model, where ranks may be apart by a layer.
+`map` and `map_bwd` are what a rank in the middle computes beyond its own tokens' forward and backward; `first` and
+`second` are the halves of a forward on the last rank, `first_map` is the first one with the map.  They need no other
+rank: --ranks 1 has them alone.  `send` is the all-gather of the maps.  `layer` is a layer's share of a step of several:
+all forwards, then all backwards, as in a model, where ranks may be apart by a layer.
 """
 
 from __future__ import annotations
@@ -35,8 +37,10 @@ import torch.multiprocessing as mp
 
 import kda
 from kda.checks.calls import Call, problem_of
+from kda.model.bundles import Save
+from kda.model.force import forcing
 from kda.model.problem import Inputs, Options
-from kda.parallel import exchange
+from kda.parallel import exchange, halves
 from kda.parallel.maps import segment_map, segment_map_bwd
 from ptxkit.commands.layout import table
 
@@ -159,12 +163,19 @@ def furthest(rank: Rank, results: list[Tensor], whole: list[Tensor], names: tupl
     return max(apart)
 
 
+def at_once(**words: Any) -> Any:
+    """A call none of whose forwards is in two halves."""
+    with forcing(halves=False):
+        return kda.chunk_kda(**words)
+
+
 def sides_of(device: torch.device, offsets: Tensor, fla: bool) -> dict[str, Side]:
     """Return, by name, the functions that compute the row on several ranks."""
     def over_ranks(way: str) -> Side:
         return Side(kda.chunk_kda, {"cp_context": kda.parallel.build_cp_context(offsets, exchange=way)})
 
     sides = {way: over_ranks(way) for way in EXCHANGES}
+    sides["forwards at once"] = sides["gather"]._replace(function=at_once)
     if fla:
         from fla.ops.cp import build_cp_context
         from fla.ops.kda import chunk_kda
@@ -172,6 +183,24 @@ def sides_of(device: torch.device, offsets: Tensor, fla: bool) -> dict[str, Side
         context = build_cp_context(offsets, group=dist.group.WORLD)
         sides["FLA"] = Side(chunk_kda, {"cp_context": context, "safe_gate": True})
     return sides
+
+
+def in_halves(rank: Rank, mine: dict[str, Tensor], o: Tensor) -> Row:
+    """The halves of a forward of a rank's tokens alone, and how far its o is from that of a forward at once."""
+    B, T, H, K = mine["k"].shape
+    states = dict(cu_seqlens=torch.tensor([0, T], device=rank.device), initial_state=o.new_zeros(
+        B, H, K, K, dtype=torch.float32))
+    call = Call("chunk_kda", Inputs(**mine, **states), Options(scale=K**-0.5, **GATE))
+    with forcing(halves=True):
+        def first(of_map: bool = False) -> Any:
+            return halves.begin_forward(call, Save.NOTHING, of_map)
+
+        if (begun := first()) is None:
+            return {}
+        apart = (begun.finish(call).o.float() - o.float()).norm() / o.float().norm()
+        return {"halves apart": apart.item(), "first": rank.milliseconds(first),
+                "first_map": rank.milliseconds(lambda: first(True)),
+                "second": rank.milliseconds(lambda: begun.finish(call))}
 
 
 def maps(rank: Rank, mine: dict[str, Tensor], do: Tensor) -> Row:
@@ -197,12 +226,17 @@ def measured(rank: Rank, tokens: int, heads: int, dim: int, fla: bool) -> list[R
     whole = alone.step(tensors, do)
     rows = [
         shape | {"side": "one GPU"} | alone.times(rank, tensors, do),
-        shape | {"side": "a part by itself"} | alone.times(rank, mine, do_of_rank) | maps(rank, mine, do_of_rank),
+        shape | {"side": "a part by itself"} | alone.times(rank, mine, do_of_rank) | maps(rank, mine, do_of_rank)
+        | in_halves(rank, mine, alone.forward(mine, do_of_rank)[0]),
     ]
+    if rank.world == 1:
+        return rows
     for name, side in sides_of(rank.device, torch.tensor([0, tokens], device=rank.device), fla).items():
         row: Row = shape | {"side": name}
         try:
-            row["apart"], row["of"] = furthest(rank, side.step(mine, do_of_rank), whole, ("o", *tensors))
+            row["apart"], row["of"] = max(
+                furthest(rank, side.step(mine, do_of_rank), whole, ("o", *tensors)),
+                furthest(rank, side.forward(mine, do_of_rank), whole[:1], ("o",)))
             if row["apart"] <= CLOSE:
                 row |= side.times(rank, mine, do_of_rank)
         except Exception as failure:
@@ -243,7 +277,7 @@ def printed(rows: list[Row]) -> str:
     def number(x: float | None) -> str:
         return "" if x is None else f"{x:.2g}" if x < 1 else f"{x:,.2f}"
 
-    numbers = "forward", "step", "layer", "map", "map_bwd", "send", "apart"
+    numbers = "forward", "step", "layer", "map", "map_bwd", "first", "first_map", "second", "send", "apart"
     cells = [
         [f"{r['tokens']:,} x {r['heads']}", str(r["ranks"]), r["side"], *(number(r.get(name)) for name in numbers)]
         for r in rows
@@ -284,7 +318,7 @@ def main() -> int:
         for process in processes:
             process.join()
             failed |= process.exitcode != 0
-    wrong = [row for row in rows if row.get("apart", 0) > CLOSE]
+    wrong = [row for row in rows if max(row.get("apart", 0), row.get("halves apart", 0)) > CLOSE]
     for row in wrong:
         print(f"wrong, not timed: {row}", file=sys.stderr)
     return int(bool(failed or wrong))

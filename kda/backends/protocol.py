@@ -47,11 +47,22 @@ class LaunchModule(Protocol):
         """Returns the gradient of the state that enters that sequence, (1, HV, K, V) in float32, from dht (1, HV, K, V)
         if given.  No other gradient is computed.  Backends whose `maps` have "backward" have it."""
 
+    def begin_forward(
+        self, p: Problem, x: Inputs, save: Save, of_map: bool
+    ) -> tuple[SegmentSummary | None, Any] | None:
+        """Returns the map of a call whose tokens are all of one sequence, if it is wanted, and what `finish_forward`
+        reads.  x.initial_state has not come yet.  None if all at once is faster.  Backends whose `maps` have
+        "forward in halves" have this and the next."""
+
+    def finish_forward(self, p: Problem, x: Inputs, begun: Any) -> Outputs:
+        """Returns the results of the forward; x.initial_state has come."""
+
     def begin_backward(
         self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | OpaqueSaved | None
     ) -> tuple[Tensor, Any] | None:
         """Returns the gradients of the states that enter, as far as dht tells, and what `finish_backward` reads.  None
-        if that would take more memory than a backward.  Backends whose `maps` have "halves" have this and the next."""
+        if that would take more memory than a backward.  Backends whose `maps` have "backward in halves" have this and
+        the next."""
 
     def finish_backward(self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, begun: Any) -> Grads:
         """Returns the gradients; dht is whole now."""

@@ -26,6 +26,7 @@ class Force(NamedTuple):
     clusters: int | None = None              # its clusters that run at once
     staged: bool | None = None               # whether rows go through shared memory, in one kernel or a stream
     makers: int | None = None                # CTAs of a stream that make tiles
+    halves: bool | None = None               # whether a forward over several GPUs makes tiles before its state comes
     reverse: bool | None = None              # whether one kernel does all of a backward behind its tiles
     walkers: int | None = None               # its CTAs that walk
     segments: int | None = None              # segments of every sequence: of a stream, or of Blackwell's forward

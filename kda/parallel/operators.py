@@ -6,8 +6,10 @@ the part if one sequence spans it, because the backward's map of it is M^T. The 
 the forward's.
 
   forward   maps of the parts' last sequences -> all-gather -> states entering the first ones -> the ordinary forward
-  backward  mirrored maps of the first ones   -> all-gather -> gradients after the last ones -> the ordinary backward;
-            where a rank has one piece of a sequence, the first half of that backward has its map
+  backward  mirrored maps of the first ones   -> all-gather -> gradients after the last ones -> the ordinary backward
+
+Where a rank has one piece of a sequence, the first halves of both come before the all-gather, and have its map
+(`halves`).
 
 With exchange="chain" states go from rank to rank instead, each through its map, and with "tree" maps are composed; with
 "hops" there are none: a rank waits for the state that enters it, runs the ordinary forward, and sends its final state.
@@ -118,10 +120,16 @@ def _forward(*arguments: Any):
         summaries = [SegmentSummary(_no_state(rank, rank.problem.K), rank.row(out.final_state, 0))]  # type: ignore[arg-type]
         entering = _entering(rank, summaries)
     else:
-        if context.crosses:
+        begun = None
+        if part and part.first_end == part.end:                                # no padding behind
+            begun = halves.begin_forward(call, Save(word), of_map=bool(part.after))
+        if begun:
+            summaries = [begun.map]
+        elif context.crosses:
             summaries = [_map_of(rank, part) for part in context.parts]
         entering = _entering(rank, summaries)
-        out = autograd.forward(_with_states(rank, entering), Save(word))
+        call = _with_states(rank, entering)
+        out = begun.finish(call) if begun else autograd.forward(call, Save(word))
     q, o = call.inputs.q, call.options
     empty = autograd.or_empty
     ht = out.final_state if o.output_final_state else None
@@ -225,7 +233,7 @@ def _backward(*arguments: Any):
     else:
         part, begun = rank.only_piece, None
         if part and (part.before or not saved):                                # others wait, or all is made again
-            begun = halves.begin(_with_states(rank, entered), saved)
+            begun = halves.begin_backward(_with_states(rank, entered), saved)
         behind = _behind(rank, carried[..., :K].mT, begun.dh0 if begun else None)
         if behind:
             dht = rank.with_rows(torch.zeros_like(call.inputs.initial_state) if dht is None else dht, behind)

@@ -23,7 +23,9 @@ class Rule(NamedTuple):
 
 
 MAPS = {
-    "forward": ("segment_map",), "backward": ("segment_map_bwd",), "halves": ("begin_backward", "finish_backward"),
+    "forward": ("segment_map",), "backward": ("segment_map_bwd",),
+    "forward in halves": ("begin_forward", "finish_forward"),
+    "backward in halves": ("begin_backward", "finish_backward"),
 }
 
 

@@ -452,27 +452,31 @@ def everything(rank, worlds):
     return found
 
 
-def simulated(rank, backend, kept):
-    """Return how far a step of a row on two ranks is from that of one process, relative to the norm, and the kernels
-    that this rank's step launches, all in the simulator."""
+def simulated(rank, backend, kept, world=2, padding=0):
+    """Return how far a step of a row on several ranks is from that of one process, relative to the norm, and the
+    kernels that this rank's step launches, all in the simulator.  The last rank has some padding."""
     from kda.model.force import forcing
     from kda.tools.verify.cases import make_inputs
     from ptxkit import capture
 
-    case = make_inputs(lengths=(256,), H=1, K=128, V=128, gate="bounded", regime="slow")
+    case = make_inputs(
+        lengths=(128 * world - padding,), padding=padding, H=1, K=128, V=128, gate="bounded", regime="slow")
     tensors = {name: x for name, x in case.keywords.items() if torch.is_tensor(x) and x.is_floating_point()}
     words = {name: x for name, x in case.keywords.items() if name not in tensors}
     offsets = words.pop("cu_seqlens")
     words |= {"disable_recompute": kept, "backend": backend, "output_final_state": True}
-    mine = {name: x.chunk(2, 1)[rank] if name in ROWS else x for name, x in tensors.items()}
-    with forcing(reverse=True), capture(arch=backend, checks=False) as session:
+    mine = {name: x.chunk(world, 1)[rank] if name in ROWS else x for name, x in tensors.items()}
+    last = rank == world - 1
+    with forcing(reverse=True, halves=True), capture(arch=backend, checks=False) as session:
         one = parallel_matrix.step(tensors, case.do, case.dht, **words, cu_seqlens=offsets)
         before = len(session.launches)
-        context = kda.parallel.build_cp_context(offsets, dist.group.WORLD)
-        found = parallel_matrix.step(mine, case.do.chunk(2, 1)[rank], case.dht * rank, **words, cp_context=context)
+        context = kda.parallel.build_cp_context(offsets, dist.group.WORLD, lengths=[128] * world)
+        found = parallel_matrix.step(
+            mine, case.do.chunk(world, 1)[rank], case.dht * last, **words, cp_context=context)
     for name in ("dA_log", "ddt_bias"):
         dist.all_reduce(found[name])
-    wanted = {n: x.chunk(2, 1)[rank] if n == "o" or n[1:] in ROWS else x for n, x in one.items()}
-    theirs = {"ht"} if rank == 0 else {"dinitial_state"}                       # a state at the cut is no output of one
+    wanted = {n: x.chunk(world, 1)[rank] if n == "o" or n[1:] in ROWS else x for n, x in one.items()}
+    theirs = {"dinitial_state"} if rank else set()
+    theirs |= set() if last else {"ht"}                                        # a state at the cut is no output of one
     apart = {n: parallel_matrix.far(x, wanted[n].double()) for n, x in found.items() if n not in theirs}
     return apart, [launch.kernel.name for launch in session.launches[before:]]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kda.model.bundles import Grads, OpaqueSaved, Outputs, Products, Save, Saved, SegmentSummary
+from kda.model.bundles import Grads, OpaqueSaved, Outputs, Products, Save, Saved
 from kda.model.host import detect
 from kda.model.offsets import offsets_dtype
 from kda.model.problem import Inputs, Problem
@@ -39,7 +39,7 @@ from .launcher import (
 )
 from .routine import Draft, Memory, Routine, described_once
 from .tensors import INPUTS, ROWS, aligned, inputs_in_memory, on_its_device
-from .training_plan import COLUMNS, NOT_KEPT, Clusters, MapPlan, Reverse, TrainingPlan, states_table
+from .training_plan import COLUMNS, NOT_KEPT, Clusters, Reverse, TrainingPlan, states_table
 
 Tensor = torch.Tensor
 
@@ -380,32 +380,6 @@ def sums(d: Description, scratch: Scratch, save: Save) -> list[Location | None]:
 
 
 @described_once
-def map_routine(backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int) -> Routine:
-    """Return what composes the segments of one sequence; its results are M and the added state of the whole.  `compose`
-    returns the states that enter segments: that of one segment more leaves the sequence."""
-    assert backend.map_plan
-    pl = backend.map_plan(p, sms)
-    draft = Draft(lambda config: backend.kernel(config, cc), (*INPUTS, "eye"))
-    scratch, more = draft.memory(), pl.segments + 1
-    tiles = scratch.part(pl.tiles)
-    M, added = (scratch.part(4 * pl.segments * p.HV * p.K * n) for n in (p.K, p.V))
-    leaving, M_leaving, nothing = (
-        draft.tensor((more, p.HV, p.K, n), "float32", zeroed) for n, zeroed in ((p.V, False), (p.K, False), (p.K, True))
-    )
-    draft.launch(pl.prepare, (p.HV, pl.chunks, 1), **draft.only(*ROWS), **gate_numbers(p), chunks=pl.chunks,
-                 tiles=tiles, o=draft["v"])                                    # o is of packed sequences alone
-    draft.launch(pl.carry, (pl.carry.strips, p.HV, pl.segments), **walk_numbers(p, pl), tiles=tiles, v=draft["v"],
-                 ht=added, M=M)
-
-    def compose(config: ComposeConfig, added: Location, h0: Location, edge: Location) -> None:
-        draft.launch(config, (config.strips, p.HV, 1), segments=more, HV=p.HV, M=M, added=added, h0=h0, edge=edge)
-
-    compose(pl.compose, added, draft["h0"], leaving)
-    compose(pl.compose_M, nothing, draft["eye"], M_leaving)
-    return draft.done(M_leaving, leaving)
-
-
-@described_once
 def map_bwd_routine(backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int) -> Routine:
     """Return the walk back over tiles of one sequence, without grads; its result is the gradient of the state that
     enters."""
@@ -430,12 +404,11 @@ class TrainingBackend:
     def __init__(
         self, plan: Callable[[Problem, int], TrainingPlan], kernel: Callable[[KernelConfig, tuple[int, int]], Kernel],
         plain_forward: Callable[..., Outputs], call_of_stage: Callable[[str, Problem, bool], tuple[Problem, Save]], *,
-        v_first: bool, map_plan: Callable[[Problem, int], MapPlan] | None = None,
+        v_first: bool,
     ) -> None:
         self.plan, self.kernel = plan, kernel      # for this number of SMs; for a compute capability
         self.plain_forward, self.call_of_stage = plain_forward, call_of_stage
         self.v_first = v_first                     # rows of saved states are those of v
-        self.map_plan = map_plan                   # where there is a segment_map
         self.backward, self.segment_map_bwd = on_its_device(self._backward), on_its_device(self._segment_map_bwd)
         self.begin_backward = on_its_device(self._begin_backward)
         self.finish_backward = on_its_device(self._finish_backward)
@@ -503,13 +476,6 @@ class TrainingBackend:
         host, save = detect(p.device), self.saved_in(p, begun.kept)
         run = backward_routine(self, with_dht(p, dht is not None), host.cc, host.sms, offsets_dtype(x), save, True)  # type: ignore[arg-type]
         return run_backward(Direction(run, (0, 1, 2, 3)), x, do, dht, begun.tensors)
-
-    def segment_map(self, p: Problem, x: Inputs) -> SegmentSummary:
-        """For one sequence on several GPUs: compose M and the added states of its segments."""
-        host = detect(p.device)
-        eye = torch.eye(p.K, device=x.q.device).repeat(1, p.HV, 1, 1)
-        M, added = map_routine(self, p, host.cc, host.sms)(x.q, [*inputs_in_memory(x), eye])  # type: ignore[arg-type]
-        return SegmentSummary(M[-1:], added[-1:])
 
     def _segment_map_bwd(self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
         """For one sequence on several GPUs: launch the walk back over tiles, without grads."""

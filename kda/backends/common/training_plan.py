@@ -70,6 +70,7 @@ class Makers(NamedTuple):
     reverse: Callable[[Problem, bool, Save], Any] = lambda p, cut, save: None  # walk and grads in one grid
     walking: float = 1                       # fraction of a grid's CTAs, at least, that walk beside gradients
     clusters: tuple[Clusters, ...] = ()      # every Clusters that one_kernel returns, but for the value of `sharing`
+    chain: Callable[[Problem, bool, bool], Any] = lambda p, cut, alone: None   # cut, alone; keeps nothing
 
 
 @dataclass(frozen=True)
@@ -248,30 +249,48 @@ def in_one_grid(make: Makers, p: Problem, cut: bool) -> dict[Save, Any]:
 
 
 @dataclass(frozen=True)
-class MapPlan:
-    """The plan that composes M and the added states of the segments of a sequence whose parts are on several GPUs."""
+class HalvesPlan(Sizes):
+    """The plan of a forward in two halves, of one sequence whose parts are on several GPUs.  The first half makes tiles
+    and the maps of segments, the second one walks over the tiles from the state that enters.  The first half alone is
+    the map of the sequence."""
 
-    chunks: int
-    segments: int
-    segment: int                             # chunks of a segment
-    tiles: int                               # bytes
+    saved: SavedBytes                        # if nothing is kept, tiles and M
+    M_apart: int                             # bytes of M, if they are not among these
+    added: int                               # bytes of what segments add to states
     prepare: KernelConfig
-    carry: Any
-    compose: ComposeConfig                   # composes what is added
+    carry: Any                               # None if there is one segment and no map is wanted
+    compose: ComposeConfig | None            # finds the states that enter segments, if there are several
+    chain: KernelConfig
+    compose_added: ComposeConfig             # composes what segments add
     compose_M: ComposeConfig                 # composes M: the state that enters is the identity, and nothing is added
 
 
-def map_plan_of(make: Makers, p: Problem, sms: int) -> MapPlan:
-    """Return the plan with as many segments as give each SM two CTAs."""
+def halves_plan_of(
+    make: Makers, p: Problem, sms: int, kept: SavedBytes | None, length: int, of_map: bool
+) -> HalvesPlan:
+    """Return the plan for segments of `length` chunks, 0: the whole sequence.  `kept` is what a forward that keeps has
+    memory for; `of_map`: the map of the sequence is wanted."""
+    sms, cut = p.force.sms or sms, length > 0
+    sizes, walked = sizes_of(p, length), cut or of_map
+    alone, carry_alone = (columns // COLUMNS * p.HV * sizes.segments <= sms for columns in (p.V, p.V + p.K))
+    M, added = (4 * walked * sizes.segments * p.HV * p.K * columns for columns in (p.K, p.V))
+    chain = make.record(p, cut, alone, True) if kept else make.chain(p, cut, alone)
+    return HalvesPlan(
+        **vars(sizes),
+        saved=kept or SavedBytes(sizes.chunks * p.HV * make.tile_bytes(p.K), M, 0, 0),
+        M_apart=0 if not kept or kept.M else M, added=added,
+        prepare=make.prepare(p), carry=make.carry(p, carry_alone) if walked else None,
+        compose=compose_config(p) if cut else None, chain=chain,
+        compose_added=compose_config(p),
+        compose_M=compose_config(dataclasses.replace(p, V=p.K, state_dtype="float32")),
+    )
+
+
+def length_of_a_map(p: Problem, sms: int) -> int:
+    """Return the chunks of a segment, so that each SM has two CTAs, where the map of a sequence alone is wanted."""
     chunks, ctas, sms = -(-p.T // C), (p.K + p.V) // COLUMNS * p.HV, p.force.sms or sms
     wanted = 1 if p.batch_invariant else max(1, 2 * sms // ctas)
-    segment = cutting.prescribed_length(p, WHOLE) or cutting.length_for(chunks, wanted, SHORTEST, WHOLE)
-    segments = -(-chunks // segment)
-    square = dataclasses.replace(p, V=p.K, state_dtype="float32")
-    return MapPlan(
-        chunks, segments, segment, chunks * p.HV * make.tile_bytes(p.K), make.prepare(p),
-        make.carry(p, ctas * segments <= sms), compose_config(p), compose_config(square),
-    )
+    return cutting.prescribed_length(p, WHOLE) or cutting.length_for(chunks, wanted, SHORTEST, WHOLE)
 
 
 def all_configs(make: Makers, p: Problem) -> Iterator[KernelConfig | None]:

@@ -7,7 +7,7 @@ CAPABILITY = Capability(
     backend="reference",
     rank=1000,
     summary="pure torch, any device, any float dtype",
-    maps=("forward", "backward", "halves"),
+    maps=("forward", "backward", "forward in halves", "backward in halves"),
     composite=True,
     auto_rules=(
         Rule(

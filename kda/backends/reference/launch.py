@@ -221,6 +221,17 @@ def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Te
     return _walked_back(p, x, do, dht, None)
 
 
+def begin_forward(
+    p: Problem, x: Inputs, save: Save, of_map: bool
+) -> tuple[SegmentSummary | None, Save] | None:
+    """Return the map alone: nobody else would use the time in which a CPU waits."""
+    return segment_map(p, x._replace(initial_state=None), True) if of_map else None, save
+
+
+def finish_forward(p: Problem, x: Inputs, begun: Save) -> Outputs:
+    return forward(p, x, begun)
+
+
 def begin_backward(
     p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None
 ) -> tuple[Tensor, Saved | Products | None]:

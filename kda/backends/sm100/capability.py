@@ -13,7 +13,7 @@ CAPABILITY = Capability(
     saves=False,
     saves_opaque=True,
     some_backwards=True,
-    maps=("backward", "halves"),
+    maps=("backward", "backward in halves"),
     archs=ARCHS,
     rules=(
         *rules_of("sm100", runs_on(*ARCHS), CUTE_DSL, CHUNKS, BFLOAT16),

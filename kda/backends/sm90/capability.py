@@ -19,7 +19,7 @@ CAPABILITY = Capability(
     summary="Hopper kernels in the CuTe DSL, with Triton's backward for calls that theirs does not accept",
     some_backwards=True,
     saves_opaque=True,
-    maps=("forward", "backward", "halves"),
+    maps=("forward", "backward", "forward in halves", "backward in halves"),
     archs=("sm90",),
     rules=(
         *rules_of("sm90", runs_on("sm90"), CUTE_DSL, CHUNKS, BFLOAT16),

@@ -20,6 +20,7 @@ class Costs:
     cut: float                               # in segments
     alone: float = math.inf                  # in a CTA alone
     chained: float = 0.42                    # in chain
+    carried: float = 0.62                    # in carry, with M
     step: float = 26                         # a chain's step
     making: float = math.inf                 # in a CTA of a stream that makes tiles; alone it takes four fifths
     walked: float = 19.5                     # a stream's walk

@@ -21,7 +21,7 @@ from ..common import training_plan as shared
 from ..common.cute.configs import JOIN_ROWS, ComposeConfig, join_states_config
 from ..common.cute.tile import C
 from ..common.cute.training import TOKENS
-from ..common.cutting import launch_segments
+from ..common.cutting import launch_segments, length_for, prescribed_length
 from ..common.training_plan import NO_CLUSTERS, Clusters, Sizes
 from . import costs
 from .configs import CLUSTER_SIZES, COLUMNS, ChainConfig, FusedConfig, PairsConfig, PrepareConfig, StreamConfig, tile
@@ -292,6 +292,18 @@ class Times:
             return max(self.cost.cut * self.all_slots + CUT_GAP, walked) + SEGMENT * chunks / self.length
         return prepared + max(self.cost.chained * self.all_slots, self.cost.step * chunks) + GAP
 
+    def of_map(self) -> float:
+        """Return the time of the map of a sequence alone."""
+        return (self.cost.prepared + self.cost.carried) * self.all_slots + GAP
+
+    def of_halves(self, length: int, of_map: bool, at_once: float) -> float:
+        """Return when a forward in two halves ends, on a rank that waits for one that takes `at_once`."""
+        steps, segments = length or self.all_chunks, -(-self.all_chunks // (length or self.all_chunks))
+        carried = max(self.cost.carried * self.all_slots, self.cost.step * steps) if length or of_map else 0
+        first = self.cost.prepared * self.all_slots + carried
+        second = max(self.cost.chained * self.all_slots, self.cost.step * steps) + GAP + SEGMENT * segments
+        return max(first, at_once) + second
+
     def of_stream(self, makers: int, segments: int) -> float:
         """Return the time of a stream with `segments` segments of each sequence.  A walk is not shared, so the longest
         one counts, which only the GPU knows."""
@@ -345,19 +357,52 @@ def chosen(times: Times, two: TwoKernels, ones: Sequence[OneKernel] = (), stream
 def form_of(p: Problem, sms: int, saves: bool) -> Form:
     """Return the form of a forward."""
     length = shared.segment_length(p, sms)
-    two = TwoKernels(p, sms, length, saves)
-    if saves:
-        return two
+    return TwoKernels(p, sms, length, saves) if saves else fastest(p, sms, length)[0]
+
+
+def fastest(p: Problem, sms: int, length: int) -> tuple[Form, Times]:
+    """Return the form of a forward that keeps nothing, and what decided."""
+    two = TwoKernels(p, sms, length)
     cost = costs_of(p, costs.STATES if p.intermediate_states else costs.FORWARD)
     times = Times(p, sms, two.all_chunks, length, cost)
-    return chosen(times, two, one_kernels(times), streams(times))
+    return chosen(times, two, one_kernels(times), streams(times)), times
+
+
+def fastest_that_keeps(p: Problem, sms: int, chunks: int) -> tuple[TwoKernels | OneKernel, Times]:
+    """Return the same for what a backward reads, of whole sequences."""
+    times = Times(p, sms, chunks, 0, costs_of(p, costs.KEEPING))
+    return chosen(times, TwoKernels(p, sms), one_kernels(times)), times  # type: ignore[return-value]
 
 
 def clusters_that_keep(p: Problem, sms: int, chunks: int) -> Clusters:
     """Return the clusters of the one kernel for what a backward reads, of whole sequences, where it is the fastest."""
-    times = Times(p, sms, chunks, 0, costs_of(p, costs.KEEPING))
-    form = chosen(times, TwoKernels(p, sms), one_kernels(times))
+    form, _ = fastest_that_keeps(p, sms, chunks)
     return form.clusters if isinstance(form, OneKernel) else NO_CLUSTERS
+
+
+def fastest_in_halves(p: Problem, sms: int, keeps: bool, of_map: bool) -> int | None:
+    """Return the chunks of a segment of a forward in two halves, on a rank that waits for a state, 0 for one segment;
+    None if all at once is faster, behind the map if another rank waits for it.  What is kept has M of segments if the
+    backward is cut, of the same ones; otherwise the second half may be cut for itself."""
+    length = shared.segment_length(p, sms)
+    form, times = fastest_that_keeps(p, sms, shared.sizes_of(p, 0).entries) if keeps else fastest(p, sms, length)
+    lengths = [length] if keeps and length else lengths_in_halves(p, sms)
+    at_once = times.of(form)
+    if keeps and length:
+        at_once = times.of_halves(length, False, 0)                            # in the same kernels
+    best = min(lengths, key=lambda length: times.of_halves(length, of_map, at_once))
+    gains = times.of_halves(best, of_map, at_once) < at_once + max(at_once, times.of_map() * of_map)
+    return best if p.force.halves or (p.force.halves is None and gains) else None
+
+
+def lengths_in_halves(p: Problem, sms: int) -> list[int]:
+    """Return the lengths of a segment that a forward in two halves may have: 0 for one segment; and so many segments
+    that each SM has a walk."""
+    if (prescribed := prescribed_length(p, shared.WHOLE)) is not None:
+        return [prescribed]
+    chunks, segments = -(-p.T // C), 1 if p.batch_invariant else sms // (p.V // COLUMNS * p.HV)
+    length = length_for(chunks, max(segments, 1), shared.SHORTEST, shared.WHOLE)
+    return [0, length] if length < chunks else [0]
 
 
 def costs_of(p: Problem, known: costs.Table) -> costs.Costs:

@@ -10,7 +10,7 @@ from kda.model.offsets import offsets_dtype
 from kda.model.problem import Inputs, Problem
 from ptxkit.compile.errors import BuildError
 
-from ..common import training
+from ..common import training, training_halves
 from ..common.cute.tile import C
 from ..common.directions import Direction, run_forward
 from ..common.launcher import kernels, states_between_chunks
@@ -19,7 +19,7 @@ from ..common.pool.launch import prefill as of_pool
 from ..common.routine import Routine, described_once
 from ..common.tensors import INPUTS, on_its_device
 from ..common.training import Description
-from .plan import call_of_stage, map_plan, plan, recipe, training_plan
+from .plan import call_of_stage, halves_plan, length_in_halves, plan, recipe, training_plan
 
 Tensor = torch.Tensor
 kernel = kernels(recipe)
@@ -62,13 +62,15 @@ prefill = of_pool(forward, lambda p: C)
 @on_its_device
 def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
     if transition:
-        return TRAINING.segment_map(p, x)
+        return HALVES.segment_map(p, x)
     return SegmentSummary(x.q.new_zeros(1, p.HV, p.K, p.K, dtype=torch.float32), forward(p, x).final_state)
 
 
 TRAINING = training.TrainingBackend(
-    training_plan, lambda config, cc: kernel(config), forward, call_of_stage, v_first=True, map_plan=map_plan
+    training_plan, lambda config, cc: kernel(config), forward, call_of_stage, v_first=True
 )
+HALVES = training_halves.Halves(TRAINING, halves_plan, length_in_halves)
+begin_forward, finish_forward = HALVES.begin_forward, HALVES.finish_forward
 rounded_to, saved_bytes, stage = TRAINING.rounded_to, TRAINING.saved_bytes, TRAINING.stage
 backward, segment_map_bwd = TRAINING.backward, TRAINING.segment_map_bwd
 begin_backward, finish_backward = TRAINING.begin_backward, TRAINING.finish_backward

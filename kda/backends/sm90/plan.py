@@ -36,7 +36,7 @@ from .configs import (
     WalkConfig,
     tile,
 )
-from .forms import FIT, Form, clusters_that_keep, form_of
+from .forms import FIT, Form, clusters_that_keep, fastest_in_halves, form_of
 from .kernels import (
     STAGES,
     WALK_STAGES,
@@ -91,6 +91,7 @@ TRAINING = shared.Makers(
     one_kernel=one_kernel_that_keeps,
     fused=keeping_config,
     clusters=CLUSTERS_OF_ONE,
+    chain=lambda p, cut, alone: chain_config(p, "segments" if cut else "sequences", STAGES[not alone]),
 )
 
 
@@ -105,8 +106,15 @@ def training_plan(p: Problem, sms: int) -> shared.TrainingPlan:
 
 
 @functools.lru_cache(maxsize=1024)
-def map_plan(p: Problem, sms: int) -> shared.MapPlan:
-    return shared.map_plan_of(TRAINING, p, sms)
+def halves_plan(
+    p: Problem, sms: int, kept: shared.SavedBytes | None, length: int, of_map: bool
+) -> shared.HalvesPlan:
+    return shared.halves_plan_of(TRAINING, p, sms, kept, length, of_map)
+
+
+@functools.lru_cache(maxsize=1024)
+def length_in_halves(p: Problem, sms: int, save: Save, of_map: bool) -> int | None:
+    return fastest_in_halves(p, p.force.sms or sms, save is not Save.NOTHING, of_map)
 
 
 def recipe(config: Config) -> cutedsl.Recipe:

@@ -127,5 +127,6 @@ def test_the_benchmark_of_several_gpus_compares_every_exchange_and_times_it(tmp_
     subprocess.run(command, cwd=common.ROOT, check=True, timeout=600)
     alone, part, *ways = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert alone["side"] == "one GPU" and part["map"] > 0 and part["map_bwd"] > 0 and part["send"] > 0
-    assert [row["side"] for row in ways] == ["gather", "chain", "tree", "hops"]
+    assert part["halves apart"] < 1e-6 and part["second"] > 0
+    assert [row["side"] for row in ways] == ["gather", "chain", "tree", "hops", "forwards at once"]
     assert all(row["apart"] < 1e-5 and row["forward"] > 0 and row["step"] > 0 for row in ways)
