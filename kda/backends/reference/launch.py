@@ -224,7 +224,7 @@ def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Te
 def begin_forward(
     p: Problem, x: Inputs, save: Save, of_map: bool
 ) -> tuple[SegmentSummary | None, Save] | None:
-    """Return the map alone: nobody else would use the time in which a CPU waits."""
+    """Return the map alone, if it is wanted.  On a CPU, operands that are made earlier save no time."""
     return segment_map(p, x._replace(initial_state=None), True) if of_map else None, save
 
 

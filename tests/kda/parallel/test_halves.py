@@ -111,8 +111,9 @@ def test_ranks_find_what_one_finds_and_make_nothing_twice(keeps, world):
     pytest.importorskip("cutlass")
     results = processes.run(world, simulated, "sm90", keeps, world)
     assert not any(isinstance(x, str) for x in results), results
+    of_A_log = {2: 2**-7, 3: 2**-5}[world]                                     # a sum of terms that cancel
     for apart, kernels in results:
-        assert all(far < (2**-5 if name == "dA_log" else 2**-7) for name, far in apart.items()), apart
+        assert all(far < (of_A_log if name == "dA_log" else 2**-7) for name, far in apart.items()), apart
         assert sum("Prepare" in kernel for kernel in kernels) == 1 + (not keeps)
 
 
